@@ -1,0 +1,12 @@
+//! (being written)
+pub mod attributes;
+pub mod inode;
+pub mod inode_table;
+pub mod names;
+pub mod range_lock;
+pub mod read;
+pub mod reaper;
+pub mod resize;
+pub mod sync;
+pub mod write;
+pub mod xattr;

@@ -1,0 +1,5 @@
+//! (being written)
+pub mod adapter;
+pub mod dispatch;
+pub mod session;
+pub mod translate;

@@ -1,0 +1,13 @@
+//! (being written)
+pub mod batch;
+pub mod commit;
+pub mod index;
+pub mod journal;
+pub mod layers;
+pub mod memory_index;
+pub mod records;
+pub mod redb_backend;
+pub mod redb_index;
+pub mod replay;
+pub mod schema;
+pub mod transaction;

@@ -1,0 +1,3 @@
+//! (being written)
+pub mod check;
+pub mod issue;
