@@ -48,10 +48,17 @@ mod held {
 
     impl Token {
         pub(super) fn new(rank: Rank) -> Token {
+            RANKS.with_borrow(|ranks| {
+                let rises = ranks.iter().all(|held| *held < rank);
+                assert!(rises, "lock order: {rank:?} taken while holding {ranks:?}");
+            });
+            Token::further(rank)
+        }
+
+        pub(super) fn further(rank: Rank) -> Token {
             RANKS.with_borrow_mut(|ranks| {
-                if let Some(top) = ranks.iter().max() {
-                    assert!(*top < rank, "lock order: {rank:?} taken while holding {ranks:?}");
-                }
+                let rises = ranks.iter().all(|held| *held <= rank);
+                assert!(rises, "lock order: a further {rank:?} taken while holding {ranks:?}");
                 ranks.push(rank);
             });
             Token(rank)
@@ -83,6 +90,9 @@ mod held {
     pub(super) struct Token;
     impl Token {
         pub(super) fn new(_: Rank) -> Token {
+            Token
+        }
+        pub(super) fn further(_: Rank) -> Token {
             Token
         }
     }
@@ -128,6 +138,12 @@ impl<T> RankedMutex<T> {
     /// Locks, waiting.
     pub fn lock(&self) -> RankedGuard<'_, T> {
         let token = held::Token::new(self.rank);
+        RankedGuard { guard: self.inner.lock(), _token: token }
+    }
+
+    /// Locks one more of several mutexes of this rank; the caller takes them in ascending order of inode numbers.
+    pub fn lock_further(&self) -> RankedGuard<'_, T> {
+        let token = held::Token::further(self.rank);
         RankedGuard { guard: self.inner.lock(), _token: token }
     }
 

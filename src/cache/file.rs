@@ -1,1 +1,102 @@
-//! (being written)
+//! One file as the cache and the layers below see it: its segments, its ordered extents in flight, its extents, its size.
+
+use super::segment::Segments;
+use crate::error::Error;
+use crate::extent::{ExtentFile, FileExtents};
+use crate::lock::{Rank, RankedMutex};
+use crate::units::InodeNumber;
+use parking_lot::{Condvar, Mutex};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Segments and what is being written of them.
+#[derive(Debug, Default)]
+pub struct Content {
+    /// The cache.
+    pub segments: Segments,
+    /// Ordered extents: number and range of frozen data on its way to the device.
+    pub in_flight: Vec<(u64, Range<u64>)>,
+    pub(super) next_number: u64,
+}
+
+/// A regular file in memory.
+#[derive(Debug)]
+pub struct CachedFile {
+    /// The inode.
+    pub inode: InodeNumber,
+    /// Its map.
+    pub extents: ExtentFile,
+    /// Rank Segments.
+    pub(super) content: RankedMutex<Content>,
+    /// Signalled when an ordered extent is done.
+    pub(super) finished: Condvar,
+    /// Size in bytes as users see it; changed under the range lock of what grows or shrinks.
+    size: AtomicU64,
+    /// First error of a writeback that fsync has not reported yet.
+    error: Mutex<Option<Error>>,
+    pub(super) is_queued_for_eviction: AtomicBool,
+}
+
+impl CachedFile {
+    /// A file with this map and size.
+    pub fn new(map: FileExtents) -> CachedFile {
+        CachedFile {
+            inode: map.inode(),
+            size: AtomicU64::new(map.size()),
+            extents: ExtentFile::new(map),
+            content: RankedMutex::new(Rank::Segments, Content::default()),
+            finished: Condvar::new(),
+            error: Mutex::new(None),
+            is_queued_for_eviction: AtomicBool::new(false),
+        }
+    }
+
+    /// Size in bytes.
+    pub fn size(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+
+    /// Sets the size (truncate, fallocate).
+    pub fn set_size(&self, size: u64) {
+        self.size.store(size, Ordering::Release);
+    }
+
+    /// Grows the size to `end` if it is smaller.
+    pub fn grow(&self, end: u64) {
+        self.size.fetch_max(end, Ordering::AcqRel);
+    }
+
+    /// Bytes that are newer than the device, in flight ones not counted.
+    pub fn dirty_bytes(&self) -> u64 {
+        self.content.lock().segments.dirty_bytes
+    }
+
+    /// Is there dirty data, or data on its way?
+    pub fn is_busy(&self) -> bool {
+        let content = self.content.lock();
+        content.segments.dirty_bytes > 0 || !content.in_flight.is_empty()
+    }
+
+    /// Nothing cached at all?
+    pub fn is_bare(&self) -> bool {
+        let content = self.content.lock();
+        content.segments.total_bytes == 0 && content.in_flight.is_empty()
+    }
+
+    /// Waits until no ordered extent overlaps `range`. The caller may hold a range lock, nothing later.
+    pub fn wait_in_flight(&self, range: Range<u64>) {
+        let mut content = self.content.lock();
+        while content.in_flight.iter().any(|(_, flying)| flying.start < range.end && range.start < flying.end) {
+            content.wait(&self.finished);
+        }
+    }
+
+    pub(super) fn note_error(&self, error: Error) {
+        self.error.lock().get_or_insert(error);
+    }
+
+    /// The error to report at fsync, once.
+    pub fn take_error(&self) -> Option<Error> {
+        self.error.lock().take()
+    }
+}

@@ -1,6 +1,157 @@
-//! (being written)
-pub mod eviction;
+//! The daemon's cache: segments of files, what is dirty of them, writeback, eviction. State diagram: `segment.rs`.
+//!
+//! One budget of bytes for all files. Reads and writes of one file are kept apart by the range locks of `fs`; the lock here
+//! (rank Segments) is short and never held across I/O.
+
 pub mod file;
-pub mod readahead;
+pub mod read;
 pub mod segment;
+pub mod write;
 pub mod writeback;
+
+pub use file::CachedFile;
+pub use read::ReadData;
+
+use crate::extent::Extents;
+use crate::stats::Stats;
+use parking_lot::{Condvar, Mutex};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+/// The cache of all files.
+#[derive(Debug)]
+pub struct Cache {
+    /// The layer below.
+    pub extents: Arc<Extents>,
+    /// Counters.
+    pub stats: Arc<Stats>,
+    /// Budget in bytes.
+    budget_bytes: u64,
+    /// Keep what was read or written back? Not when the kernel holds the same pages.
+    keeps_clean: bool,
+    dirty_bytes: AtomicU64,
+    total_bytes: AtomicU64,
+    dirty_lock: Mutex<()>,
+    dirty_fell: Condvar,
+    /// Files with clean segments, oldest first.
+    queue: Mutex<VecDeque<Weak<CachedFile>>>,
+}
+
+impl Cache {
+    /// `budget_bytes` for segments of all files.
+    pub fn new(extents: Arc<Extents>, stats: Arc<Stats>, budget_bytes: u64, keeps_clean: bool) -> Cache {
+        Cache {
+            extents,
+            stats,
+            budget_bytes,
+            keeps_clean,
+            dirty_bytes: AtomicU64::new(0),
+            total_bytes: AtomicU64::new(0),
+            dirty_lock: Mutex::new(()),
+            dirty_fell: Condvar::new(),
+            queue: Mutex::new(VecDeque::new()),
+        }
+    }
+
+    /// Dirty and in-flight bytes.
+    pub fn dirty_bytes(&self) -> u64 {
+        self.dirty_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of all segments.
+    pub fn total_bytes(&self) -> u64 {
+        self.total_bytes.load(Ordering::Relaxed)
+    }
+
+    /// More dirty bytes than this, and writers wait.
+    pub fn dirty_bytes_max(&self) -> u64 {
+        self.budget_bytes / 2
+    }
+
+    /// More dirty bytes than this, and writeback begins without waiting for the timer.
+    pub fn dirty_bytes_background(&self) -> u64 {
+        (self.budget_bytes / 8).min(16 << 20)
+    }
+
+    /// Waits until writers may go on.
+    pub fn wait_below_dirty_limit(&self) {
+        let mut guard = self.dirty_lock.lock();
+        while self.dirty_bytes() > self.dirty_bytes_max() {
+            self.dirty_fell.wait(&mut guard);
+        }
+    }
+
+    fn dirty_fell_by(&self, bytes: u64) {
+        let before = self.dirty_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        if before > self.dirty_bytes_max() {
+            let _guard = self.dirty_lock.lock();
+            self.dirty_fell.notify_all();
+        }
+    }
+
+    /// Adjusts the total after the segments of a file changed.
+    fn account(&self, before: u64, after: u64) {
+        if after >= before {
+            self.total_bytes.fetch_add(after - before, Ordering::Relaxed);
+        } else {
+            self.total_bytes.fetch_sub(before - after, Ordering::Relaxed);
+        }
+    }
+
+    fn queue_for_eviction(&self, file: &Arc<CachedFile>) {
+        if !file.is_queued_for_eviction.swap(true, Ordering::AcqRel) {
+            self.queue.lock().push_back(Arc::downgrade(file));
+        }
+    }
+
+    /// Drops clean segments, oldest files first, until the budget holds. Second chance: what was used since the last look
+    /// stays this time.
+    pub fn evict(&self) {
+        let mut rounds = 2 * self.queue.lock().len();
+        while self.total_bytes() > self.budget_bytes && rounds > 0 {
+            rounds -= 1;
+            let next = self.queue.lock().pop_front();
+            let Some(file) = next.and_then(|weak| weak.upgrade()) else { continue };
+            let over = self.total_bytes().saturating_sub(self.budget_bytes * 15 / 16);
+            let (dropped, rest) = {
+                let mut content = file.content.lock();
+                let dropped = content.segments.evict(over);
+                (dropped, content.segments.total_bytes)
+            };
+            self.account(dropped, 0);
+            if dropped > 0 {
+                self.stats.cache_evictions.fetch_add(1, Ordering::Relaxed);
+            }
+            file.is_queued_for_eviction.store(false, Ordering::Release);
+            if rest > 0 {
+                self.queue_for_eviction(&file);
+            }
+        }
+    }
+
+    /// Forgets everything that is cached of a file that is going away; dirty data is lost, its space released.
+    pub fn discard(&self, file: &CachedFile, range: std::ops::Range<u64>) {
+        let (dirty, before, after) = {
+            let mut content = file.content.lock();
+            let before = content.segments.total_bytes;
+            let dirty = content.segments.remove(range);
+            (dirty, before, content.segments.total_bytes)
+        };
+        self.account(before, after);
+        self.drop_dirty(dirty);
+    }
+
+    /// Dirty bytes are dirty no more although nothing was written: their space is free again.
+    fn drop_dirty(&self, bytes: u64) {
+        if bytes > 0 {
+            self.extents.space.release(bytes / crate::units::BLOCK_SIZE);
+            self.dirty_fell_by(bytes);
+        }
+    }
+
+    /// After a truncate to `size`: zeros behind it in its block.
+    pub fn zero_tail(&self, file: &CachedFile, size: u64) {
+        file.content.lock().segments.zero_tail(size);
+    }
+}

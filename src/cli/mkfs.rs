@@ -1,1 +1,49 @@
-//! (being written)
+//! `sumfs mkfs`: the arguments, and what is said at the end. The work is [`StoreDirectory::create`].
+
+use super::info::show_bytes;
+use super::{Outcome, WithCode};
+use crate::store::{CreateOptions, StoreDirectory, parse_size};
+use std::path::PathBuf;
+
+/// Arguments of `sumfs mkfs`.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// The directory to make the store in; made if it does not exist.
+    store: PathBuf,
+    /// How much data the store can hold, like 500M, 10G or 2T. Space is taken from the host as it is needed.
+    #[arg(long, value_parser = parse_size_argument)]
+    size: Option<u64>,
+    /// A file or block device for the data, instead of a file in the store; may be given several times.
+    #[arg(long = "device", value_name = "PATH")]
+    devices: Vec<PathBuf>,
+    /// A file or block device for the journal, instead of a file in the store.
+    #[arg(long, value_name = "PATH")]
+    journal: Option<PathBuf>,
+    /// A name for the store, shown by `sumfs info`.
+    #[arg(long)]
+    label: Option<String>,
+    /// Overwrite what is there, also a store.
+    #[arg(long)]
+    force: bool,
+}
+
+fn parse_size_argument(text: &str) -> Result<u64, String> {
+    parse_size(text).map_err(|_| "not a size; write it like 500M, 10G or 2T".to_owned())
+}
+
+/// Makes the store and says how to mount it.
+pub fn run(arguments: &Arguments) -> Outcome {
+    let options = CreateOptions {
+        size: arguments.size,
+        devices: arguments.devices.clone(),
+        journal: arguments.journal.clone(),
+        label: arguments.label.clone(),
+        force: arguments.force,
+    };
+    let superblock = StoreDirectory::create(&arguments.store, options).or_code(1)?;
+    let bytes = superblock.devices.iter().map(|device| device.len).sum();
+    let store = arguments.store.display();
+    println!("made the store {store}: {}, uuid {}", show_bytes(bytes), uuid::Uuid::from_bytes(superblock.uuid));
+    println!("mount it with: sumfs mount {store} MNT");
+    Ok(0)
+}

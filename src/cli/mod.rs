@@ -1,6 +1,161 @@
-//! (being written)
+//! The command line. One file per command (`info` and `stats` share one, `umount` and `sync` too); beside them
+//! [`invocation`] (the forms in which mount(8) and fstab call us), [`options`] (the `-o` list), [`mountinfo`] (what is
+//! mounted where) and [`logging`].
+//!
+//! Every failure is one line on stderr, `sumfs: what is wrong; what to do`, and an exit code:
+//!
+//! | command | codes |
+//! |---|---|
+//! | mount | 0 usable, 1 wrong usage or option, 32 the mount failed (mount(8)) |
+//! | check | 0 clean, 1 something was healed, 4 errors left, 8 could not check, 16 wrong usage (fsck(8)) |
+//! | the others | 0 done, 1 failed, 2 wrong usage |
+
 pub mod check;
+pub mod daemon;
 pub mod info;
+pub mod invocation;
+pub mod logging;
 pub mod mkfs;
 pub mod mount;
+pub mod mountinfo;
+pub mod options;
 pub mod umount;
+
+use crate::error::Error;
+use clap::{Parser, Subcommand};
+use std::ffi::{OsStr, OsString};
+use std::process::ExitCode;
+
+/// Why a command ends without success: its exit code and the line for the person (empty: all has been said).
+#[derive(Debug)]
+pub struct Failure {
+    /// The exit code.
+    pub code: u8,
+    /// One line, without the leading `sumfs: `.
+    pub message: String,
+}
+
+impl Failure {
+    /// A failure with this exit code and line.
+    pub fn new(code: u8, message: impl Into<String>) -> Failure {
+        Failure { code, message: message.into() }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::new(1, error.to_string())
+    }
+}
+
+/// What a command returns: its exit code, or why it failed.
+pub type Outcome = Result<u8, Failure>;
+
+/// Gives errors the exit code of the command that met them.
+pub trait WithCode<T> {
+    /// The error's text with `code`.
+    fn or_code(self, code: u8) -> Result<T, Failure>;
+}
+
+impl<T> WithCode<T> for crate::error::Result<T> {
+    fn or_code(self, code: u8) -> Result<T, Failure> {
+        self.map_err(|error| Failure::new(code, error.to_string()))
+    }
+}
+
+#[derive(Debug, Parser)]
+#[command(name = "sumfs", version, about = "A checksummed, copy-on-write file system in user space.", max_term_width = 110)]
+#[command(after_help = "Also: sumfs STORE MNT [-o OPTIONS], the form in which mount(8) calls /sbin/mount.fuse.sumfs.\n\
+    In /etc/fstab: STORE MNT fuse.sumfs OPTIONS 0 0")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Make a store: the directory that holds a file system.
+    Mkfs(mkfs::Arguments),
+    /// Mount a store; returns when the mount is usable.
+    Mount(mount::Arguments),
+    /// Unmount, and wait until everything is durable and the daemon is gone.
+    Umount(umount::Arguments),
+    /// Make everything written to a mount durable.
+    Sync(umount::SyncArguments),
+    /// Show what a store or mount is: size, use, devices, features.
+    Info(info::Arguments),
+    /// Show the counters of a mount.
+    Stats(info::StatsArguments),
+    /// Check a store that is not mounted. Exit codes as in fsck(8).
+    Check(check::Arguments),
+}
+
+/// The whole program: parses the arguments, runs the command, prints its failure, returns its exit code.
+pub fn main() -> ExitCode {
+    let arguments = invocation::normalize(std::env::args_os().collect());
+    let usage_code = usage_code(arguments.get(1).map(OsString::as_os_str));
+    let outcome = match Cli::try_parse_from(arguments) {
+        Ok(cli) => run(cli.command),
+        Err(error) => Err(explain_usage(&error, usage_code)),
+    };
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => {
+            if !failure.message.is_empty() {
+                eprintln!("sumfs: {}", failure.message);
+            }
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+fn run(command: Command) -> Outcome {
+    // The daemon chooses its own place for the log.
+    if !matches!(command, Command::Mount(_)) {
+        logging::to_stderr();
+    }
+    match command {
+        Command::Mkfs(arguments) => mkfs::run(&arguments),
+        Command::Mount(arguments) => mount::run(&arguments),
+        Command::Umount(arguments) => umount::run(&arguments),
+        Command::Sync(arguments) => umount::sync(&arguments),
+        Command::Info(arguments) => info::run(&arguments),
+        Command::Stats(arguments) => info::stats(&arguments),
+        Command::Check(arguments) => check::run(&arguments),
+    }
+}
+
+/// mount(8) and fsck(8) each say what wrong usage is called.
+fn usage_code(command: Option<&OsStr>) -> u8 {
+    match command.and_then(OsStr::to_str) {
+        Some("mount") => 1,
+        Some("check") => 16,
+        _ => 2,
+    }
+}
+
+/// Help and version are no failures; anything else is clap's text (several lines, with the usage).
+fn explain_usage(error: &clap::Error, usage_code: u8) -> Failure {
+    // Nothing sensible is left to do when the terminal itself is gone.
+    error.print().ok();
+    Failure::new(if error.use_stderr() { usage_code } else { 0 }, "")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn wrong_usage_has_the_code_of_the_neighbours() {
+        assert_eq!(usage_code(Some(OsStr::new("mount"))), 1);
+        assert_eq!(usage_code(Some(OsStr::new("check"))), 16);
+        assert_eq!(usage_code(Some(OsStr::new("mkfs"))), 2);
+        assert_eq!(usage_code(None), 2);
+    }
+}

@@ -1,1 +1,194 @@
-//! (being written)
+//! `sumfs mount`: checks the arguments, then either serves in front (`-f`, see [`daemon`](super::daemon)) or starts itself again with
+//! `-f` as a daemon and waits until that says that the mount is usable.
+//!
+//! Starting itself instead of forking means that nothing is ever forked after threads exist. The daemon's standard output is the
+//! status pipe: it writes [`READY`], or one line that says what is wrong, and closes it. So when the daemon dies in between, the
+//! pipe ends and nobody waits for ever.
+
+use super::options::{self, MountOptions};
+use super::{Failure, Outcome, WithCode, daemon, mountinfo};
+use crate::sys;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// What the daemon writes when the mount is usable.
+pub const READY: &str = "ready";
+/// mount(8): wrong usage.
+const CODE_USAGE: u8 = 1;
+/// mount(8): the mount failed.
+pub const CODE_FAILED: u8 = 32;
+
+/// Arguments of `sumfs mount`, and of mount.fuse.sumfs.
+#[derive(Debug, clap::Args)]
+#[command(after_help = options::help())]
+pub struct Arguments {
+    /// The store.
+    store: PathBuf,
+    /// The directory to mount it on.
+    mountpoint: PathBuf,
+    /// Options, separated by commas; see below.
+    #[arg(short = 'o', value_name = "OPTIONS", allow_hyphen_values = true)]
+    options: Vec<String>,
+    /// Stay in front and serve until unmounted.
+    #[arg(short = 'f', long)]
+    foreground: bool,
+    /// Where the daemon's messages go, instead of syslog.
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+    /// Say what has been mounted.
+    #[arg(short = 'v', long)]
+    verbose: bool,
+    /// Ignore unknown options.
+    #[arg(short = 's', long)]
+    sloppy: bool,
+    /// Check everything but do not mount.
+    #[arg(long, hide = true)]
+    fake: bool,
+    /// This process is the daemon: standard output is the status pipe.
+    #[arg(long, hide = true)]
+    daemon: bool,
+    #[arg(short = 'n', hide = true)]
+    no_mtab: bool,
+    #[arg(short = 't', hide = true)]
+    file_system_type: Option<String>,
+    #[arg(short = 'N', hide = true)]
+    namespace: Option<String>,
+}
+
+/// A mount that can be tried: every path absolute, every option understood.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The store's directory.
+    pub store: PathBuf,
+    /// Where to mount it.
+    pub mountpoint: PathBuf,
+    /// The `-o` lists.
+    pub options: MountOptions,
+    /// Run as a daemon with a status pipe.
+    pub daemon: bool,
+}
+
+/// Mounts.
+pub fn run(arguments: &Arguments) -> Outcome {
+    let plan = plan(arguments)?;
+    if arguments.fake {
+        return Ok(0);
+    }
+    if plan.options.remount {
+        return remount(&plan);
+    }
+    if let Some(mount) = mountinfo::mount_of_store(&plan.store).or_code(CODE_FAILED)? {
+        let (store, at) = (plan.store.display(), mount.mountpoint.display());
+        return Err(Failure::new(
+            CODE_FAILED,
+            format!("{store} is already mounted at {at}; use it there, or first run: sumfs umount {at}"),
+        ));
+    }
+    if arguments.foreground {
+        return daemon::run(&plan);
+    }
+    start_daemon(arguments, &plan)?;
+    if arguments.verbose {
+        println!("{} mounted on {}", plan.store.display(), plan.mountpoint.display());
+    }
+    Ok(0)
+}
+
+/// Everything that can be found wrong before anything is touched.
+fn plan(arguments: &Arguments) -> Result<Plan, Failure> {
+    let mut options = MountOptions::parse(&arguments.options, arguments.sloppy)?;
+    let failed = |message: String| Failure::new(CODE_FAILED, message);
+    let mountpoint = existing_directory(&arguments.mountpoint)
+        .map_err(|why| failed(format!("mount point {}: {why}", arguments.mountpoint.display())))?;
+    let store =
+        existing_directory(&arguments.store).map_err(|why| failed(format!("store {}: {why}", arguments.store.display())))?;
+    if store.starts_with(&mountpoint) {
+        return Err(failed(format!(
+            "the store {} lies below the mount point {}, which would hide it; choose another mount point",
+            store.display(),
+            mountpoint.display()
+        )));
+    }
+    if mountpoint.starts_with(&store) {
+        return Err(failed(format!("the mount point {} lies in the store; choose another one", mountpoint.display())));
+    }
+    if let Some(log) = arguments.log.as_ref().or(options.log.as_ref()) {
+        let log = mountinfo::absolute(log).or_code(CODE_FAILED)?;
+        if log.starts_with(&mountpoint) {
+            let (log, mountpoint) = (log.display(), mountpoint.display());
+            let message = format!(
+                "the log {log} lies below the mount point {mountpoint}: the daemon would wait for itself; choose another file"
+            );
+            return Err(Failure::new(CODE_USAGE, message));
+        }
+        options.log = Some(log);
+    }
+    Ok(Plan { store, mountpoint, options, daemon: arguments.daemon })
+}
+
+/// The directory's absolute path, or what is wrong with it and what to do.
+fn existing_directory(path: &Path) -> Result<PathBuf, String> {
+    use std::io::ErrorKind;
+    let found = path.canonicalize().and_then(|absolute| Ok((std::fs::metadata(&absolute)?.is_dir(), absolute)));
+    match found {
+        Ok((true, absolute)) => Ok(absolute),
+        Ok((false, _)) => Err("is not a directory".to_owned()),
+        Err(error) if error.kind() == ErrorKind::NotFound => Err("does not exist; make it first, or correct the path".to_owned()),
+        Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {
+            Err(format!("a file system whose daemon is gone is mounted there; first run: sumfs umount {}", path.display()))
+        }
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn start_daemon(arguments: &Arguments, plan: &Plan) -> Result<(), Failure> {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("sumfs").arg("mount").arg(&plan.store).arg(&plan.mountpoint).args(["-f", "--daemon"]);
+    if arguments.sloppy {
+        command.arg("-s");
+    }
+    for list in &arguments.options {
+        command.arg("-o").arg(list);
+    }
+    if let Some(log) = &plan.options.log {
+        command.arg("--log").arg(log);
+    }
+    sys::keep_files_from_children();
+    let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+    let daemon = spawned.map_err(|error| Failure::new(CODE_FAILED, format!("starting the daemon: {error}")))?;
+    wait_until_usable(daemon)
+}
+
+fn wait_until_usable(mut daemon: Child) -> Result<(), Failure> {
+    let lines = daemon.stdout.take().into_iter().flat_map(|pipe| BufReader::new(pipe).lines().map_while(Result::ok));
+    let mut message = String::new();
+    for line in lines {
+        if line == READY {
+            return Ok(());
+        }
+        message = line;
+    }
+    let status = daemon.wait().map_err(|error| Failure::new(CODE_FAILED, format!("waiting for the daemon: {error}")))?;
+    if message.is_empty() {
+        message = format!("the daemon ended before the mount was usable ({status}); -f shows what it says");
+    }
+    let code = status.code().and_then(|code| u8::try_from(code).ok()).filter(|code| *code != 0);
+    Err(Failure::new(code.unwrap_or(CODE_FAILED), message))
+}
+
+/// `-o remount`: the kernel keeps the flags of a mount, the daemon has no part in it.
+fn remount(plan: &Plan) -> Outcome {
+    let at = plan.mountpoint.display();
+    let entry = mountinfo::mount_at(&plan.mountpoint).or_code(CODE_FAILED)?.filter(mountinfo::is_sumfs);
+    if entry.is_none_or(|entry| entry.source != plan.store) {
+        return Err(Failure::new(
+            CODE_FAILED,
+            format!("{} is not mounted at {at}; mount it without the option remount", plan.store.display()),
+        ));
+    }
+    rustix::mount::mount_remount(&plan.mountpoint, plan.options.mount_flags(), "")
+        .map_err(|error| Failure::new(CODE_FAILED, format!("remounting {at}: {error}")))?;
+    Ok(0)
+}

@@ -44,6 +44,10 @@ pub trait Disk: Send + Sync + Debug {
     fn allocate(&self, offset: u64, len: u64) -> Result<()>;
     /// Tells the host that the range's contents are of no use any more. Best effort.
     fn discard(&self, offset: u64, len: u64) -> Result<()>;
+    /// Bytes that the host could still set aside for this device; None when it has no such limit (block devices).
+    fn host_free_bytes(&self) -> Option<u64> {
+        None
+    }
     /// True when there is nothing.
     fn is_empty(&self) -> Result<bool> {
         Ok(self.len()? == 0)

@@ -1,6 +1,69 @@
-//! (being written)
+//! Extents: from bytes of a file to checksummed blocks and back.
+//!
+//! Writeback hands frozen bytes to [`store`], which allocates, checksums, writes and enters the new range into the file's map;
+//! [`load`] reads and verifies (D4). A finished range is in the map at once (readers see it) and in the metadata when the next
+//! commit collects it, so a crash shows old data or new data, never a mix within a block (D1, D2).
+
 pub mod checksum;
+pub mod collect;
 pub mod load;
 pub mod map;
-pub mod ordered;
 pub mod store;
+
+pub use load::Piece;
+pub use map::{Dropped, FileExtents};
+
+use crate::lock::{Rank, RankedMutex};
+use crate::meta::Metadata;
+use crate::space::Space;
+use crate::stats::Stats;
+use crate::units::InodeNumber;
+use std::sync::Arc;
+
+/// What the extent layer works with.
+#[derive(Debug)]
+pub struct Extents {
+    /// Metadata.
+    pub meta: Arc<Metadata>,
+    /// Space.
+    pub space: Arc<Space>,
+    /// Checksums.
+    pub checksummer: checksum::Checksummer,
+    /// Counters.
+    pub stats: Arc<Stats>,
+}
+
+/// One file as this layer sees it.
+#[derive(Debug)]
+pub struct ExtentFile {
+    /// Its inode.
+    pub inode: InodeNumber,
+    /// Its map; rank Extents.
+    pub map: RankedMutex<FileExtents>,
+    /// The last window: file offset (whole MiB) and the block that stands for it.
+    pub(crate) window: parking_lot::Mutex<Option<(u64, u64)>>,
+}
+
+impl ExtentFile {
+    /// A file with this map.
+    pub fn new(map: FileExtents) -> ExtentFile {
+        ExtentFile {
+            inode: map.inode(),
+            map: RankedMutex::new(Rank::Extents, map),
+            window: parking_lot::Mutex::new(None),
+        }
+    }
+}
+
+impl Extents {
+    /// Gives back what a change of a map set free.
+    pub fn release(&self, dropped: Dropped) -> crate::error::Result<()> {
+        if dropped.promised_blocks > 0 {
+            self.space.unpromise(dropped.promised_blocks);
+        }
+        if !dropped.fresh.is_empty() {
+            self.space.free(dropped.fresh)?;
+        }
+        Ok(())
+    }
+}

@@ -1,1 +1,135 @@
-//! (being written)
+//! Attributes: getattr, setattr, readlink; the rules of suid and sgid; access times.
+
+use super::inode::{Inode, InodeState};
+use super::types::{AccessTimes, Attributes, Caller, SetAttributes, SetTime};
+use super::Filesystem;
+use crate::clock::now;
+use crate::error::{Error, Result};
+use crate::meta::records::{FileKind, InodeRecord};
+use crate::meta::{Batch, schema};
+use crate::units::{InodeNumber, Timestamp};
+use std::sync::Arc;
+
+const SUID: u32 = 0o4000;
+const SGID: u32 = 0o2000;
+const GROUP_EXECUTE: u32 = 0o010;
+const DAY_SECONDS: i64 = 86_400;
+
+/// Clears suid, and sgid where it means a set group id.
+pub(super) fn kill_suid(record: &mut InodeRecord) -> bool {
+    let mut mode = record.mode & !SUID;
+    if mode & GROUP_EXECUTE != 0 {
+        mode &= !SGID;
+    }
+    let changed = mode != record.mode;
+    record.mode = mode;
+    changed
+}
+
+impl SetTime {
+    fn at(self, time: Timestamp) -> Timestamp {
+        match self {
+            SetTime::Now => time,
+            SetTime::To(time) => time,
+        }
+    }
+}
+
+impl Filesystem {
+    /// The attributes of an inode.
+    pub fn getattr(&self, inode: InodeNumber) -> Result<Attributes> {
+        Ok(self.inode(inode)?.attributes())
+    }
+
+    /// Sets attributes; a size first, so that a failed truncate changes nothing else. No field at all only asks.
+    pub fn setattr(&self, caller: &Caller, inode: InodeNumber, change: &SetAttributes) -> Result<Attributes> {
+        let inode = self.inode(inode)?;
+        if *change == SetAttributes::default() {
+            return Ok(inode.attributes());
+        }
+        self.begin_changing()?;
+        if let Some(size) = change.size {
+            self.truncate(caller, &inode, size)?;
+        }
+        let only_times = change.mode.is_none() && change.uid.is_none() && change.gid.is_none();
+        {
+            let mut state = inode.state.lock();
+            apply(&mut state.record, change);
+            if only_times {
+                state.is_dirty = true;
+            } else {
+                self.append_inode(&inode, &mut state)?;
+            }
+        }
+        if only_times {
+            self.list(&inode);
+        }
+        Ok(inode.attributes())
+    }
+
+    /// Appends the inode's record as it is.
+    pub(super) fn append_inode(&self, inode: &Inode, state: &mut InodeState) -> Result<()> {
+        if state.is_gone {
+            return Ok(());
+        }
+        let mut batch = Batch::new();
+        batch.put(schema::inode(inode.number), state.record.encode());
+        state.sequence = self.meta.append(batch)?;
+        state.is_dirty = false;
+        Ok(())
+    }
+
+    /// Where a symbolic link points.
+    pub fn readlink(&self, inode: InodeNumber) -> Result<Vec<u8>> {
+        let found = self.inode(inode)?;
+        if found.kind() != FileKind::Symlink {
+            return Err(Error::Invalid("not a symbolic link"));
+        }
+        self.meta
+            .get(&schema::symlink(inode))?
+            .ok_or_else(|| Error::corrupt(format!("symbolic link {inode} has no target")))
+    }
+
+    /// A read happened: the access time, as the mount option wants it. In memory; the next commit takes it along.
+    pub(super) fn note_access(&self, inode: &Arc<Inode>) {
+        if self.options.read_only || self.options.access_times == AccessTimes::Noatime {
+            return;
+        }
+        let time = now();
+        {
+            let mut state = inode.state.lock();
+            let record = &mut state.record;
+            let is_due = self.options.access_times == AccessTimes::Strictatime
+                || record.accessed <= record.modified
+                || record.accessed <= record.changed
+                || record.accessed.seconds + DAY_SECONDS <= time.seconds;
+            if !is_due || record.accessed == time {
+                return;
+            }
+            record.accessed = time;
+            state.is_dirty = true;
+        }
+        self.list(inode);
+    }
+}
+
+fn apply(record: &mut InodeRecord, change: &SetAttributes) {
+    let time = now();
+    if change.uid.is_some() || change.gid.is_some() {
+        record.uid = change.uid.unwrap_or(record.uid);
+        record.gid = change.gid.unwrap_or(record.gid);
+        if record.kind() != FileKind::Directory {
+            kill_suid(record);
+        }
+    }
+    if let Some(mode) = change.mode {
+        record.mode = (record.mode & 0o170_000) | (mode & 0o7777);
+    }
+    if let Some(accessed) = change.accessed {
+        record.accessed = accessed.at(time);
+    }
+    if let Some(modified) = change.modified {
+        record.modified = modified.at(time);
+    }
+    record.changed = change.changed.unwrap_or(time);
+}

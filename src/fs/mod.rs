@@ -1,12 +1,197 @@
-//! (being written)
-pub mod attributes;
-pub mod inode;
-pub mod inode_table;
-pub mod names;
-pub mod range_lock;
-pub mod read;
-pub mod reaper;
-pub mod resize;
-pub mod sync;
-pub mod write;
-pub mod xattr;
+//! Files, directories, attributes: POSIX semantics over the layers below. Knows nothing of FUSE; every operation can be called
+//! from any thread. Data operations take a `Wait`; the others run to their end on the calling thread.
+//!
+//! Who may wait for what: before any lock, an operation waits for room in journal and dirty limit (`begin_changing`). A commit
+//! (`sync.rs`) takes no range lock and no Names lock, so these may be held while waiting for one.
+
+mod attributes;
+mod background;
+mod inode;
+mod inode_table;
+mod listing;
+mod names;
+mod open;
+mod range_lock;
+mod read;
+mod reaper;
+mod rename;
+mod resize;
+mod sync;
+mod types;
+mod write;
+mod xattr;
+
+pub use crate::cache::ReadData;
+pub use types::*;
+
+use crate::cache::Cache;
+use crate::disk::Disk;
+use crate::disk::superblock::Superblock;
+use crate::error::{Error, Result};
+use crate::extent::Extents;
+use crate::lock::RankedMutex;
+use crate::meta::{Metadata, Pressure};
+use crate::space::Space;
+use crate::stats::Stats;
+use crate::units::InodeNumber;
+use inode::Inode;
+use inode_table::InodeTable;
+use parking_lot::Mutex;
+use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Longest name in bytes.
+pub const NAME_BYTES_MAX: usize = 255;
+
+/// A mounted store.
+pub struct Filesystem {
+    meta: Arc<Metadata>,
+    space: Arc<Space>,
+    extents: Arc<Extents>,
+    cache: Arc<Cache>,
+    stats: Arc<Stats>,
+    options: Options,
+    table: InodeTable,
+    /// Rank Names: changes of the tree, one at a time.
+    names: RankedMutex<()>,
+    /// Inodes with something that the next commit must look at.
+    listed: Mutex<Vec<Arc<Inode>>>,
+    /// Inodes whose data must be on the device before the next commit closes (D8).
+    flush_list: Mutex<Vec<Arc<Inode>>>,
+    role: Mutex<sync::Role>,
+    reap_queue: Mutex<VecDeque<InodeNumber>>,
+    /// Counts changes: idleness is when it stands still.
+    activity: AtomicU64,
+    signals: background::Signals,
+    threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
+    superblock: Mutex<Superblock>,
+    superblock_disk: Arc<dyn Disk>,
+    /// Device addresses of damaged blocks that were reported already.
+    reported: Mutex<HashSet<u64>>,
+}
+
+impl std::fmt::Debug for Filesystem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Filesystem({:?})", self.meta)
+    }
+}
+
+impl Filesystem {
+    /// Counters.
+    pub fn stats(&self) -> &Arc<Stats> {
+        &self.stats
+    }
+
+    /// The options it was opened with.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// Makes the store read-only because of a fault that the caller saw.
+    pub fn latch(&self, reason: impl AsRef<str>) {
+        self.meta.latch().set(reason.as_ref(), true);
+    }
+
+    /// Called once when a fault makes the store read-only.
+    pub fn set_latch_hook(&self, hook: Box<dyn Fn(&str) + Send + Sync>) {
+        self.meta.latch().set_hook(hook);
+    }
+
+    /// Why the store is read-only, if it is.
+    pub fn read_only_reason(&self) -> Option<String> {
+        self.meta.latch().reason().map(|reason| reason.to_string())
+    }
+
+    fn inode(&self, number: InodeNumber) -> Result<Arc<Inode>> {
+        self.table.get(number, &self.meta)
+    }
+
+    /// Before an operation that changes metadata takes its first lock.
+    fn begin_changing(&self) -> Result<()> {
+        self.meta.latch().check()?;
+        self.note_activity();
+        match self.meta.pressure() {
+            Pressure::None => Ok(()),
+            Pressure::Commit => self.commit_now(),
+            Pressure::Checkpoint => self.meta.checkpoint(),
+        }
+    }
+
+    /// As `begin_changing`, for operations that add records.
+    fn begin_creating(&self) -> Result<()> {
+        self.begin_changing()?;
+        self.meta.check_room()
+    }
+
+    fn note_activity(&self) {
+        self.activity.fetch_add(1, Ordering::Relaxed);
+        self.signals.commit.wake_if_asleep();
+    }
+
+    /// Puts the inode on the list for the next commit.
+    fn list(&self, inode: &Arc<Inode>) {
+        if !inode.is_listed.swap(true, Ordering::AcqRel) {
+            self.listed.lock().push(inode.clone());
+        }
+        self.note_activity();
+    }
+
+    /// Space for statfs: what can really be written.
+    pub fn statfs(&self) -> SpaceStatus {
+        let counts = self.space.counts();
+        let free = (counts.free + counts.unopened + counts.pinned).saturating_sub(counts.reserved + counts.promised);
+        let used = self.meta.inode_numbers_used();
+        SpaceStatus { blocks: counts.total, free, available: free, inodes: u64::from(u32::MAX), inodes_free: u64::from(u32::MAX).saturating_sub(used) }
+    }
+
+    /// Makes room for `blocks`: opens a group, else commits what frees blocks. ENOSPC when neither helps.
+    fn find_space(&self, blocks: u64) -> Result<()> {
+        if self.space.available() >= blocks || self.open_group()? {
+            return Ok(());
+        }
+        self.commit_now()?;
+        self.reap_all()?;
+        self.commit_now()?;
+        self.space.collect_released()?;
+        if self.space.available() >= blocks { Ok(()) } else { Err(Error::NoSpace) }
+    }
+
+    /// Opens one more group; false when there is none or the host has no room.
+    fn open_group(&self) -> Result<bool> {
+        use crate::meta::{Batch, schema};
+        match self.space.prepare_group() {
+            Ok(None) => Ok(false),
+            Ok(Some((group, _opening))) => {
+                let mut batch = Batch::new();
+                batch.put(schema::group(group.number), group.record.encode());
+                self.meta.append(batch)?;
+                self.space.add_group(&group);
+                Ok(true)
+            }
+            Err(error) => {
+                tracing::warn!("opening a group: {error}");
+                Ok(false)
+            }
+        }
+    }
+
+    /// Everything for `info` and `stats`.
+    pub fn status(&self) -> serde_json::Value {
+        let counts = self.space.counts();
+        serde_json::json!({
+            "space": {
+                "total_blocks": counts.total, "free_blocks": counts.free, "unopened_blocks": counts.unopened,
+                "reserved_blocks": counts.reserved, "promised_blocks": counts.promised, "pinned_blocks": counts.pinned,
+                "open_groups": counts.groups, "blocks_per_group": self.space.blocks_per_group(),
+            },
+            "metadata": self.meta.status(),
+            "cache": {
+                "total_bytes": self.cache.total_bytes(), "dirty_bytes": self.cache.dirty_bytes(),
+                "inodes_cached": self.table.cached_count(), "inodes_known_to_kernel": self.table.known_count(),
+            },
+            "read_only_reason": self.read_only_reason(),
+            "counters": self.stats.to_json(),
+        })
+    }
+}

@@ -1,1 +1,341 @@
-//! (being written)
+//! Names: lookup, create, link, unlink, rename. Changes of the tree happen one at a time (lock rank Names) and are one batch
+//! each. An entry has two records, by name and by cookie; an inode knows its first link, further ones have records.
+
+use super::inode::{Inode, InodeState, lock_states};
+use super::types::{Attributes, Caller};
+use super::{Filesystem, NAME_BYTES_MAX};
+use crate::cache::CachedFile;
+use crate::clock::now;
+use crate::error::{Error, Result};
+use crate::extent::FileExtents;
+use crate::lock::assert_may_wait;
+use crate::meta::records::{CookieRecord, EntryRecord, FileKind, InodeRecord, OrphanRecord};
+use crate::meta::{Batch, schema};
+use crate::units::{InodeNumber, Timestamp};
+use std::sync::Arc;
+
+/// Most links of one file.
+pub const LINKS_MAX: u32 = 65_000;
+const SETGID: u32 = 0o2000;
+
+/// What a new inode is to be.
+pub(super) struct NewInode<'a> {
+    pub(super) mode: u32,
+    pub(super) rdev: u32,
+    pub(super) target: Option<&'a [u8]>,
+}
+
+impl Filesystem {
+    /// Finds `name` in `parent`; the kernel's count of lookups of what is found rises by one.
+    pub fn lookup(&self, parent: InodeNumber, name: &[u8]) -> Result<Attributes> {
+        check_name(name)?;
+        let entry = match name {
+            b"." => parent,
+            b".." => self.inode(parent)?.state.lock().record.parent,
+            _ => self.entry(parent, name)?.ok_or(Error::NotFound)?.inode,
+        };
+        self.table.add_lookup(entry);
+        match self.inode(entry) {
+            Ok(inode) => Ok(inode.attributes()),
+            Err(error) => {
+                self.forget(entry, 1);
+                // Unlinked between the two reads.
+                Err(if matches!(error, Error::Stale) { Error::NotFound } else { error })
+            }
+        }
+    }
+
+    pub(super) fn entry(&self, parent: InodeNumber, name: &[u8]) -> Result<Option<EntryRecord>> {
+        self.meta.get(&schema::entry_by_name(parent, name))?.map(|record| EntryRecord::decode(&record)).transpose()
+    }
+
+    /// Creates a file, a device node, a fifo or a socket. `mode` has the type bits.
+    pub fn mknod(&self, caller: &Caller, parent: InodeNumber, name: &[u8], mode: u32, umask: u32, rdev: u32) -> Result<Attributes> {
+        if matches!(FileKind::from_mode(mode), None | Some(FileKind::Directory | FileKind::Symlink)) {
+            return Err(Error::Invalid("no such kind of node"));
+        }
+        self.create(caller, parent, name, &NewInode { mode: mode & !umask, rdev, target: None })
+    }
+
+    /// Creates a directory.
+    pub fn mkdir(&self, caller: &Caller, parent: InodeNumber, name: &[u8], mode: u32, umask: u32) -> Result<Attributes> {
+        let mode = FileKind::Directory.mode_bits() | (mode & 0o7777 & !umask);
+        self.create(caller, parent, name, &NewInode { mode, rdev: 0, target: None })
+    }
+
+    /// Creates a symbolic link.
+    pub fn symlink(&self, caller: &Caller, parent: InodeNumber, name: &[u8], target: &[u8]) -> Result<Attributes> {
+        if target.is_empty() {
+            return Err(Error::NotFound);
+        }
+        if target.len() > 4095 {
+            return Err(Error::NameTooLong);
+        }
+        let mode = FileKind::Symlink.mode_bits() | 0o777;
+        self.create(caller, parent, name, &NewInode { mode, rdev: 0, target: Some(target) })
+    }
+
+    fn create(&self, caller: &Caller, parent: InodeNumber, name: &[u8], new: &NewInode<'_>) -> Result<Attributes> {
+        check_new_name(name)?;
+        self.begin_creating()?;
+        let directory = self.directory(parent)?;
+        let _names = self.names.lock();
+        if self.entry(parent, name)?.is_some() {
+            return Err(Error::Exists);
+        }
+        let number = self.meta.new_inode_number();
+        let kind = FileKind::from_mode(new.mode).unwrap_or(FileKind::Regular);
+        let mut state = directory.state.lock();
+        check_alive(&state)?;
+        let record = new_record(caller, parent, &state.record, new, now());
+        let mut batch = Batch::new();
+        add_entry(&mut batch, parent, &mut state.record, name, number, kind, record.cookie);
+        if kind == FileKind::Directory {
+            state.record.links += 1;
+        }
+        touch(&mut state.record, record.created);
+        batch.put(schema::inode(parent), state.record.encode());
+        batch.put(schema::inode(number), record.encode());
+        if let Some(target) = new.target {
+            batch.put(schema::symlink(number), target.to_vec());
+        }
+        state.sequence = self.meta.append(batch)?;
+        state.is_dirty = false;
+        let file = (kind == FileKind::Regular).then(|| Arc::new(CachedFile::new(FileExtents::empty(number))));
+        let inode = Arc::new(Inode::new(number, record, file, state.sequence));
+        drop(state);
+        self.table.add_lookup(number);
+        self.table.insert(inode.clone());
+        Ok(inode.attributes())
+    }
+
+    /// Gives `inode` one more name; its count of lookups rises by one.
+    pub fn link(&self, inode: InodeNumber, parent: InodeNumber, name: &[u8]) -> Result<Attributes> {
+        check_new_name(name)?;
+        self.begin_creating()?;
+        let directory = self.directory(parent)?;
+        let inode = self.inode(inode)?;
+        let _names = self.names.lock();
+        if self.entry(parent, name)?.is_some() {
+            return Err(Error::Exists);
+        }
+        {
+            if inode.kind() == FileKind::Directory {
+                return Err(Error::NotPermitted);
+            }
+            let [mut to, mut of] = lock_states([&*directory, &*inode]);
+            check_alive(&to)?;
+            check_alive(&of)?;
+            if of.record.links >= LINKS_MAX {
+                return Err(Error::TooManyLinks);
+            }
+            let time = now();
+            let mut batch = Batch::new();
+            let cookie = to.record.next_cookie;
+            add_entry(&mut batch, parent, &mut to.record, name, inode.number, of.record.kind(), cookie);
+            batch.put(schema::link(inode.number, parent, cookie), Vec::new());
+            touch(&mut to.record, time);
+            of.record.links += 1;
+            of.record.changed = time;
+            self.append_states(batch, [(parent, &mut to), (inode.number, &mut of)])?;
+        }
+        self.table.add_lookup(inode.number);
+        Ok(inode.attributes())
+    }
+
+    /// Removes a name that is not a directory's.
+    pub fn unlink(&self, parent: InodeNumber, name: &[u8]) -> Result<()> {
+        check_name(name)?;
+        self.begin_changing()?;
+        let directory = self.directory(parent)?;
+        let names = self.names.lock();
+        let entry = self.entry(parent, name)?.ok_or(Error::NotFound)?;
+        if entry.kind == FileKind::Directory {
+            return Err(Error::IsDirectory);
+        }
+        let inode = self.inode(entry.inode)?;
+        {
+            let [mut from, mut of] = lock_states([&*directory, &*inode]);
+            let time = now();
+            let mut batch = Batch::new();
+            remove_entry(&mut batch, parent, &mut from.record, name, entry.cookie);
+            touch(&mut from.record, time);
+            self.remove_link(&mut batch, &inode, &mut of, parent, entry.cookie, time)?;
+            self.append_states(batch, [(parent, &mut from), (inode.number, &mut of)])?;
+        }
+        drop(names);
+        self.reap_if_unused(&inode);
+        Ok(())
+    }
+
+    /// Removes an empty directory.
+    pub fn rmdir(&self, parent: InodeNumber, name: &[u8]) -> Result<()> {
+        check_name(name)?;
+        match name {
+            b"." => return Err(Error::Invalid("cannot remove .")),
+            b".." => return Err(Error::NotEmpty),
+            _ => {}
+        }
+        self.begin_changing()?;
+        let directory = self.directory(parent)?;
+        let names = self.names.lock();
+        let entry = self.entry(parent, name)?.ok_or(Error::NotFound)?;
+        if entry.kind != FileKind::Directory {
+            return Err(Error::NotDirectory);
+        }
+        let inode = self.inode(entry.inode)?;
+        {
+            let [mut from, mut of] = lock_states([&*directory, &*inode]);
+            if of.record.size != 0 {
+                return Err(Error::NotEmpty);
+            }
+            let time = now();
+            let mut batch = Batch::new();
+            remove_entry(&mut batch, parent, &mut from.record, name, entry.cookie);
+            from.record.links -= 1;
+            touch(&mut from.record, time);
+            orphan(&mut batch, inode.number, &mut of, time);
+            self.append_states(batch, [(parent, &mut from), (inode.number, &mut of)])?;
+        }
+        drop(names);
+        self.reap_if_unused(&inode);
+        Ok(())
+    }
+
+    /// One name less: promotes another link to be the first, or makes an orphan of the inode.
+    pub(super) fn remove_link(
+        &self,
+        batch: &mut Batch,
+        inode: &Inode,
+        state: &mut InodeState,
+        parent: InodeNumber,
+        cookie: u64,
+        time: Timestamp,
+    ) -> Result<()> {
+        if state.record.links <= 1 {
+            orphan(batch, inode.number, state, time);
+            return Ok(());
+        }
+        state.record.links -= 1;
+        state.record.changed = time;
+        if (state.record.parent, state.record.cookie) != (parent, cookie) {
+            batch.delete(schema::link(inode.number, parent, cookie));
+            return Ok(());
+        }
+        let (begin, end) =
+            (schema::items(inode.number, schema::Item::Link), schema::items_end(inode.number, schema::Item::Link));
+        let (links, _) = self.meta.scan(&begin, &end, 1)?;
+        let first = links.first().and_then(|(key, _)| schema::parse(key));
+        let Some(schema::Parsed::Link { parent, cookie, .. }) = first else {
+            return Err(Error::corrupt(format!("inode {} has {} links but no record of a further one", inode.number, state.record.links + 1)));
+        };
+        batch.delete(schema::link(inode.number, parent, cookie));
+        (state.record.parent, state.record.cookie) = (parent, cookie);
+        Ok(())
+    }
+
+    /// Appends the batch with the records of the inodes it changed.
+    pub(super) fn append_states<const N: usize>(
+        &self,
+        mut batch: Batch,
+        mut states: [(InodeNumber, &mut InodeState); N],
+    ) -> Result<()> {
+        for (number, state) in &states {
+            batch.put(schema::inode(*number), state.record.encode());
+        }
+        let sequence = self.meta.append(batch)?;
+        for (_, state) in &mut states {
+            state.sequence = sequence;
+            state.is_dirty = false;
+        }
+        Ok(())
+    }
+
+    /// The inode of a directory.
+    pub(super) fn directory(&self, number: InodeNumber) -> Result<Arc<Inode>> {
+        assert_may_wait("a name operation");
+        let inode = self.inode(number)?;
+        if inode.kind() != FileKind::Directory {
+            return Err(Error::NotDirectory);
+        }
+        Ok(inode)
+    }
+}
+
+/// A directory that was removed takes no new names; a file without names gets no new one.
+pub(super) fn check_alive(state: &InodeState) -> Result<()> {
+    if state.record.links == 0 { Err(Error::NotFound) } else { Ok(()) }
+}
+
+pub(super) fn check_name(name: &[u8]) -> Result<()> {
+    match name.len() {
+        0 => Err(Error::NotFound),
+        1..=NAME_BYTES_MAX => Ok(()),
+        _ => Err(Error::NameTooLong),
+    }
+}
+
+pub(super) fn check_new_name(name: &[u8]) -> Result<()> {
+    check_name(name)?;
+    match name {
+        b"." | b".." => Err(Error::Exists),
+        name if name.iter().any(|byte| matches!(byte, 0 | b'/')) => Err(Error::Invalid("a name with / or NUL")),
+        _ => Ok(()),
+    }
+}
+
+fn new_record(caller: &Caller, parent: InodeNumber, directory: &InodeRecord, new: &NewInode<'_>, time: Timestamp) -> InodeRecord {
+    let is_directory = FileKind::from_mode(new.mode) == Some(FileKind::Directory);
+    let inherits = directory.mode & SETGID != 0;
+    InodeRecord {
+        mode: if inherits && is_directory { new.mode | SETGID } else { new.mode },
+        uid: caller.uid,
+        gid: if inherits { directory.gid } else { caller.gid },
+        links: if is_directory { 2 } else { 1 },
+        size: new.target.map_or(0, |target| target.len() as u64),
+        blocks: 0,
+        accessed: time,
+        modified: time,
+        changed: time,
+        created: time,
+        rdev: new.rdev,
+        flags: 0,
+        parent,
+        cookie: directory.next_cookie,
+        next_cookie: 3,
+    }
+}
+
+/// Puts both records of an entry. A cookie that is the directory's next one moves that on.
+pub(super) fn add_entry(
+    batch: &mut Batch,
+    parent: InodeNumber,
+    directory: &mut InodeRecord,
+    name: &[u8],
+    inode: InodeNumber,
+    kind: FileKind,
+    cookie: u64,
+) {
+    batch.put(schema::entry_by_name(parent, name), EntryRecord { inode, cookie, kind }.encode());
+    batch.put(schema::entry_by_cookie(parent, cookie), CookieRecord { inode, kind, name: name.to_vec() }.encode());
+    directory.next_cookie = directory.next_cookie.max(cookie + 1);
+    directory.size += 1;
+}
+
+/// Deletes both records of an entry.
+pub(super) fn remove_entry(batch: &mut Batch, parent: InodeNumber, directory: &mut InodeRecord, name: &[u8], cookie: u64) {
+    batch.delete(schema::entry_by_name(parent, name));
+    batch.delete(schema::entry_by_cookie(parent, cookie));
+    directory.size = directory.size.saturating_sub(1);
+}
+
+pub(super) fn touch(record: &mut InodeRecord, time: Timestamp) {
+    record.modified = time;
+    record.changed = time;
+}
+
+pub(super) fn orphan(batch: &mut Batch, number: InodeNumber, state: &mut InodeState, time: Timestamp) {
+    state.record.links = 0;
+    state.record.changed = time;
+    batch.put(schema::orphan(number), OrphanRecord::Unlinked.encode());
+}

@@ -1,1 +1,124 @@
-//! (being written)
+//! Deleting inodes without names: when the kernel knows them no more, and after a crash. Each leaves an orphan record until it
+//! is gone, so that nothing is lost or kept by a crash in between.
+
+use super::inode::Inode;
+use super::Filesystem;
+use crate::error::{Error, Result};
+use crate::meta::records::OrphanRecord;
+use crate::meta::schema::{self, Item, Parsed};
+use crate::meta::Batch;
+use crate::units::InodeNumber;
+use std::sync::Arc;
+
+impl Filesystem {
+    /// The kernel forgets `count` lookups of the inode.
+    pub fn forget(&self, inode: InodeNumber, count: u64) {
+        if !self.table.forget(inode, count) || inode == InodeNumber::ROOT {
+            return;
+        }
+        if let Ok(found) = self.inode(inode) {
+            self.reap_if_unused(&found);
+        }
+    }
+
+    /// Queues the inode for deletion when it has no name and the kernel does not know it.
+    pub(super) fn reap_if_unused(&self, inode: &Arc<Inode>) {
+        if inode.state.lock().record.links > 0 || self.table.is_known(inode.number) || self.options.read_only {
+            return;
+        }
+        self.reap_queue.lock().push_back(inode.number);
+        if self.options.background {
+            self.signals.reaper.wake_if_asleep();
+        } else if let Err(error) = self.reap_all() {
+            tracing::warn!("deleting inode {}: {error}", inode.number);
+        }
+    }
+
+    /// Deletes what is queued.
+    pub(super) fn reap_all(&self) -> Result<()> {
+        loop {
+            let Some(number) = self.reap_queue.lock().pop_front() else { return Ok(()) };
+            match self.inode(number) {
+                Ok(inode) => self.reap(&inode)?,
+                Err(Error::Stale) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn reap(&self, inode: &Arc<Inode>) -> Result<()> {
+        let _range = inode.ranges.lock(0..u64::MAX, false);
+        {
+            let state = inode.state.lock();
+            if state.is_gone || state.record.links > 0 || self.table.is_known(inode.number) {
+                return Ok(());
+            }
+        }
+        if let Some(file) = &inode.file {
+            file.wait_in_flight(0..u64::MAX);
+            self.cache.discard(file, 0..u64::MAX);
+            file.set_size(0);
+            self.drop_behind(inode, file, 0)?;
+        }
+        let mut batch = Batch::new();
+        for kind in [Item::Xattr, Item::Link, Item::Symlink] {
+            let (mut from, end) = (schema::items(inode.number, kind), schema::items_end(inode.number, kind));
+            loop {
+                let (items, next) = self.meta.scan(&from, &end, 256)?;
+                items.into_iter().for_each(|(key, _)| batch.delete(key));
+                match next {
+                    Some(next) => from = next,
+                    None => break,
+                }
+            }
+        }
+        batch.delete(schema::inode(inode.number));
+        batch.delete(schema::orphan(inode.number));
+        let mut state = inode.state.lock();
+        self.meta.append(batch)?;
+        state.is_gone = true;
+        drop(state);
+        self.table.remove(inode.number);
+        self.note_activity();
+        Ok(())
+    }
+
+    /// After opening: finishes truncations at once, queues what has no name.
+    pub(super) fn take_up_orphans(&self) -> Result<()> {
+        let (mut from, end) = (schema::table_begin(schema::ORPHANS), schema::table_end(schema::ORPHANS));
+        loop {
+            let (items, next) = self.meta.scan(&from, &end, 1000)?;
+            for (key, record) in &items {
+                let Some(Parsed::Orphan(number)) = schema::parse(key) else { continue };
+                match OrphanRecord::decode(record)? {
+                    OrphanRecord::Unlinked => self.reap_queue.lock().push_back(number),
+                    OrphanRecord::Truncating { size } => self.finish_truncate(number, size)?,
+                }
+            }
+            match next {
+                Some(next) => from = next,
+                None => break,
+            }
+        }
+        if !self.options.background {
+            self.reap_all()?;
+        }
+        Ok(())
+    }
+
+    fn finish_truncate(&self, number: InodeNumber, size: u64) -> Result<()> {
+        let inode = self.inode(number)?;
+        let file = inode.regular()?;
+        let _range = inode.ranges.lock(0..u64::MAX, false);
+        self.drop_behind(&inode, file, size)?;
+        let mut batch = Batch::new();
+        batch.delete(schema::orphan(number));
+        if inode.state.lock().record.links == 0 {
+            batch = Batch::new();
+            batch.put(schema::orphan(number), OrphanRecord::Unlinked.encode());
+            self.reap_queue.lock().push_back(number);
+        }
+        self.meta.append(batch)?;
+        Ok(())
+    }
+}

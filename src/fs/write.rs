@@ -1,1 +1,184 @@
-//! (being written)
+//! Writing files: range lock, space, partial blocks, dirty limit, then the cache (design 5). With `Wait::Never` every refusal
+//! comes before the first effect and has its reason.
+
+use super::attributes::kill_suid;
+use super::inode::Inode;
+use super::types::{Caller, WriteFlags};
+use super::Filesystem;
+use crate::clock::now;
+use crate::error::{Error, Reason, Result};
+use crate::extent::load::whole_blocks;
+use crate::lock::Wait;
+use crate::meta::Pressure;
+use crate::units::{BLOCK_SIZE, FILE_SIZE_MAX, InodeNumber};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Times that a write looks for space before ENOSPC stands.
+const SPACE_ATTEMPTS: u32 = 4;
+/// Changes of a map that are worth collecting without waiting for the commit.
+const UNCOLLECTED_MAX: usize = 2048;
+
+impl Filesystem {
+    /// Writes all of `data` at `offset`.
+    pub fn write(
+        &self,
+        _caller: &Caller,
+        inode: InodeNumber,
+        offset: u64,
+        data: &[u8],
+        flags: WriteFlags,
+        wait: Wait,
+    ) -> Result<usize> {
+        self.meta.latch().check()?;
+        let end = offset.checked_add(data.len() as u64).filter(|end| *end <= FILE_SIZE_MAX).ok_or(Error::FileTooLarge)?;
+        self.may_begin_write(flags, wait)?;
+        let inode = self.inode(inode)?;
+        inode.regular()?;
+        if data.is_empty() {
+            return Ok(0);
+        }
+        match wait {
+            Wait::Never => {
+                let range = inode.ranges.try_lock(whole_blocks(offset..end), false);
+                let _range = range.ok_or(Error::WouldBlock(Reason::RangeLocked))?;
+                self.cache.write(inode.regular()?, offset, data, Wait::Never)?;
+            }
+            Wait::Allowed => self.write_waiting(&inode, offset, data, flags)?,
+        }
+        self.note_written(&inode, flags);
+        if flags.sync {
+            self.write_back(&inode, offset..end)?;
+            self.commit_now()?;
+        }
+        Ok(data.len())
+    }
+
+    /// What the fast path refuses and the slow path waits for, before any lock.
+    fn may_begin_write(&self, flags: WriteFlags, wait: Wait) -> Result<()> {
+        if wait == Wait::Allowed {
+            self.begin_creating()?;
+            if self.cache.dirty_bytes() > self.cache.dirty_bytes_max() {
+                self.relieve_dirty()?;
+            }
+            return Ok(());
+        }
+        let refused = if !self.options.nowait {
+            Some(Reason::Disabled)
+        } else if flags.direct || flags.sync {
+            Some(Reason::DeviceWait)
+        } else if self.cache.dirty_bytes() > self.cache.dirty_bytes_max() {
+            Some(Reason::DirtyLimit)
+        } else if self.meta.pressure() != Pressure::None {
+            Some(Reason::JournalRoom)
+        } else {
+            None
+        };
+        match refused {
+            Some(reason) => Err(Error::WouldBlock(reason)),
+            None => self.meta.check_room(),
+        }
+    }
+
+    fn write_waiting(&self, inode: &Arc<Inode>, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
+        let file = inode.regular()?;
+        let end = offset + data.len() as u64;
+        let whole = whole_blocks(offset..end);
+        let blocks = (whole.end - whole.start) / BLOCK_SIZE;
+        let is_direct = flags.direct && whole == (offset..end);
+        for attempt in 1.. {
+            let result = {
+                let _range = inode.ranges.lock(whole.clone(), false);
+                if is_direct {
+                    self.cache
+                        .reserve(file, whole.start, whole.end, blocks, Wait::Allowed)
+                        .and_then(|()| self.cache.write_through(file, offset, data))
+                } else {
+                    self.cache.write(file, offset, data, Wait::Allowed)
+                }
+            };
+            match result {
+                Err(Error::NoSpace) if attempt < SPACE_ATTEMPTS => self.find_space(blocks)?,
+                result => {
+                    result?;
+                    break;
+                }
+            }
+        }
+        if flags.direct && !is_direct {
+            self.write_back(inode, whole)?;
+        }
+        if is_direct && file.extents.map.lock().uncollected() > UNCOLLECTED_MAX {
+            self.collect(inode)?;
+        }
+        Ok(())
+    }
+
+    fn note_written(&self, inode: &Arc<Inode>, flags: WriteFlags) {
+        if !flags.from_cache || flags.kill_suid {
+            let mut state = inode.state.lock();
+            if !flags.from_cache {
+                let time = now();
+                state.record.modified = time;
+                state.record.changed = time;
+            }
+            if flags.kill_suid {
+                kill_suid(&mut state.record);
+            }
+            state.is_dirty = true;
+        }
+        self.list(inode);
+        if self.cache.dirty_bytes() > self.cache.dirty_bytes_background() {
+            self.signals.writeback.wake_if_asleep();
+        }
+    }
+
+    /// Writes a range back, and collects when the map has changed much.
+    pub(super) fn write_back(&self, inode: &Arc<Inode>, range: std::ops::Range<u64>) -> Result<()> {
+        let Some(file) = &inode.file else { return Ok(()) };
+        self.cache.write_back(file, range)?;
+        if file.extents.map.lock().uncollected() > UNCOLLECTED_MAX {
+            self.collect(inode)?;
+        }
+        Ok(())
+    }
+
+    /// The dirty limit is reached: wait for the writeback thread, or without one do its work.
+    fn relieve_dirty(&self) -> Result<()> {
+        if self.options.background {
+            self.signals.writeback.wake();
+            self.cache.wait_below_dirty_limit();
+            return Ok(());
+        }
+        self.write_back_listed()
+    }
+
+    /// Writes back every listed inode that has dirty data.
+    pub(super) fn write_back_listed(&self) -> Result<()> {
+        let listed: Vec<Arc<Inode>> = self.listed.lock().clone();
+        let mut result = Ok(());
+        for inode in listed {
+            if inode.file.as_ref().is_some_and(|file| file.dirty_bytes() > 0) {
+                result = result.and(self.write_back(&inode, 0..u64::MAX));
+            }
+        }
+        result
+    }
+
+    /// Is there dirty data anywhere?
+    pub(super) fn has_dirty_data(&self) -> bool {
+        self.cache.dirty_bytes() > 0
+    }
+
+    /// The data of `inode` goes with the next commit (D8).
+    pub(super) fn flush_with_commit(&self, inode: &Arc<Inode>) {
+        if inode.file.as_ref().is_some_and(|file| file.is_busy()) {
+            self.flush_list.lock().push(inode.clone());
+        }
+    }
+
+    /// True once after a truncate to nothing.
+    pub(super) fn take_replaced(inode: &Inode) -> bool {
+        inode.is_replaced.swap(false, Ordering::AcqRel)
+    }
+}

@@ -1,1 +1,284 @@
-//! (being written)
+//! On which thread a data operation may wait. READ and WRITE are first tried on the reading thread with `Wait::Never`. When the
+//! file system refuses (the reason is counted), the same operation runs with `Wait::Allowed`: on this thread if another reading
+//! thread is idle in read(2), so that requests are still taken, else on the worker pool with one copy of the payload. FSYNC,
+//! which has no cheap try, follows the same rule. Everything else runs on the reading thread: a hop costs as much as the work.
+//!
+//! At least one reading thread never waits for a device: a thread counts as busy before it asks whether another is idle, so of
+//! any number that ask at once the last sees nobody idle.
+
+use super::translate::errno;
+use crate::disk::buffer::AlignedBuffer;
+use crate::error::{Error, Reason, Result};
+use crate::fs::{Caller, Filesystem, ReadFlags, WriteFlags};
+use crate::lock::Wait;
+use crate::pool::{OnPanic, Pool};
+use crate::stats::{Operation, Stats};
+use crate::units::InodeNumber;
+use fuser::{ReplyData, ReplyEmpty, ReplyWrite};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::time::Instant;
+
+/// Bound of the worker queue: payloads of queued and running jobs.
+const QUEUE_BYTES: usize = 32 << 20;
+
+/// How many reading threads there are and how many of them are in a handler.
+#[derive(Debug)]
+pub struct ReadingThreads {
+    count: usize,
+    busy: AtomicUsize,
+}
+
+/// While this lives, one reading thread counts as busy.
+#[derive(Debug)]
+pub struct Busy<'a>(&'a AtomicUsize);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
+impl ReadingThreads {
+    /// `count` threads, all idle.
+    pub fn new(count: usize) -> ReadingThreads {
+        ReadingThreads { count, busy: AtomicUsize::new(0) }
+    }
+
+    /// This thread has taken a request.
+    pub fn enter(&self) -> Busy<'_> {
+        self.busy.fetch_add(1, SeqCst);
+        Busy(&self.busy)
+    }
+
+    /// Asked by a busy thread: is there one that would take the next request at once?
+    pub fn another_is_idle(&self) -> bool {
+        self.busy.load(SeqCst) < self.count
+    }
+}
+
+/// A READ.
+#[derive(Clone, Copy)]
+pub struct Read {
+    /// The file.
+    pub inode: InodeNumber,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub size: usize,
+    /// How.
+    pub flags: ReadFlags,
+}
+
+/// A WRITE, without its data.
+pub struct Write {
+    /// On whose behalf.
+    pub caller: Caller,
+    /// The file.
+    pub inode: InodeNumber,
+    /// First byte.
+    pub offset: u64,
+    /// How.
+    pub flags: WriteFlags,
+}
+
+/// What a job on any thread needs.
+#[derive(Clone)]
+struct Context {
+    fs: Arc<Filesystem>,
+    stats: Arc<Stats>,
+}
+
+/// Runs data operations. One per mount.
+pub struct Dispatcher {
+    context: Context,
+    threads: ReadingThreads,
+    pool: Pool,
+    nowait: bool,
+}
+
+impl Dispatcher {
+    /// For `reading_threads` threads, with `workers` threads that may wait. Without `nowait` every data operation goes to the
+    /// workers.
+    pub fn new(fs: Arc<Filesystem>, reading_threads: usize, workers: usize, nowait: bool) -> Result<Dispatcher> {
+        let context = Context { stats: fs.stats().clone(), fs };
+        let on_panic: OnPanic = {
+            let context = context.clone();
+            Arc::new(move |message| context.panicked("a worker", message))
+        };
+        let pool = Pool::new("sumfs-worker", workers, QUEUE_BYTES, on_panic)?;
+        Ok(Dispatcher { context, threads: ReadingThreads::new(reading_threads), pool, nowait })
+    }
+
+    /// Marks the calling reading thread busy while the result lives.
+    pub fn enter(&self) -> Busy<'_> {
+        self.threads.enter()
+    }
+
+    /// Reads and answers, now or later.
+    pub fn read(&self, read: Read, reply: ReplyData) {
+        let Context { fs, stats } = &self.context;
+        let reason = match self.nowait.then(|| fs.read(read.inode, read.offset, read.size, read.flags, Wait::Never)) {
+            None => Reason::Disabled,
+            Some(Err(Error::WouldBlock(reason))) => reason,
+            Some(Err(error)) => return reply.error(errno(&error)),
+            Some(Ok(data)) => {
+                stats.fast_reads.fetch_add(1, Relaxed);
+                stats.bytes_read.fetch_add(data.as_slice().len() as u64, Relaxed);
+                return reply.data(data.as_slice());
+            }
+        };
+        let refused = Instant::now();
+        if self.may_wait_here(Some(reason)) {
+            self.context.read(read, refused, reply);
+        } else {
+            let context = self.context.clone();
+            self.hand_over(0, || (), move |()| context.read(read, refused, reply));
+        }
+    }
+
+    /// Writes and answers, now or later. `data` is borrowed from the thread's request buffer.
+    pub fn write(&self, write: Write, data: &[u8], reply: ReplyWrite) {
+        let Context { fs, stats } = &self.context;
+        let try_it = || fs.write(&write.caller, write.inode, write.offset, data, write.flags, Wait::Never);
+        let reason = match self.nowait.then(try_it) {
+            None => Reason::Disabled,
+            Some(Err(Error::WouldBlock(reason))) => reason,
+            Some(result) => {
+                stats.fast_writes.fetch_add(u64::from(result.is_ok()), Relaxed);
+                return self.context.wrote(result, reply);
+            }
+        };
+        let refused = Instant::now();
+        if self.may_wait_here(Some(reason)) {
+            self.context.write(&write, data, refused, reply);
+        } else {
+            let context = self.context.clone();
+            let copy = || AlignedBuffer::copy_of(data);
+            self.hand_over(data.len(), copy, move |data| context.write(&write, &data, refused, reply));
+        }
+    }
+
+    /// Makes a file or directory durable and answers from whatever thread that ends on.
+    pub fn fsync(&self, inode: InodeNumber, data_only: bool, reply: ReplyEmpty) {
+        let asked = Instant::now();
+        if self.may_wait_here(None) {
+            self.context.fsync(inode, data_only, asked, reply);
+        } else {
+            let context = self.context.clone();
+            self.hand_over(0, || (), move |()| context.fsync(inode, data_only, asked, reply));
+        }
+    }
+
+    /// A handler on a reading thread panicked (its reply was dropped, which answered EIO).
+    pub fn panicked(&self, operation: Operation, message: &str) {
+        self.context.panicked(operation.name(), message);
+    }
+
+    /// Counts the refusal (None: nothing was tried) and decides: wait on this thread?
+    fn may_wait_here(&self, refused: Option<Reason>) -> bool {
+        let stats = &self.context.stats;
+        if let Some(reason) = refused {
+            stats.refused(reason);
+        }
+        let here = refused != Some(Reason::Disabled) && self.nowait && self.threads.another_is_idle();
+        if here && refused.is_some() {
+            stats.slow_on_reading_thread.fetch_add(1, Relaxed);
+        }
+        here
+    }
+
+    /// Waits for room, makes the copy, queues.
+    fn hand_over<P: Send + 'static>(&self, bytes: usize, copy: impl FnOnce() -> P, run: impl FnOnce(P) + Send + 'static) {
+        let stats = &self.context.stats;
+        let room = self.pool.try_reserve(bytes).unwrap_or_else(|| {
+            stats.worker_queue_full.fetch_add(1, Relaxed);
+            self.pool.reserve(bytes)
+        });
+        stats.worker_jobs.fetch_add(1, Relaxed);
+        let payload = copy();
+        room.submit(move || run(payload));
+    }
+}
+
+impl Context {
+    fn read(&self, read: Read, refused: Instant, reply: ReplyData) {
+        match self.fs.read(read.inode, read.offset, read.size, read.flags, Wait::Allowed) {
+            Ok(data) => {
+                self.stats.bytes_read.fetch_add(data.as_slice().len() as u64, Relaxed);
+                reply.data(data.as_slice());
+            }
+            Err(error) => reply.error(errno(&error)),
+        }
+        self.stats.slow_read_latency.record(refused.elapsed());
+    }
+
+    fn write(&self, write: &Write, data: &[u8], refused: Instant, reply: ReplyWrite) {
+        self.wrote(self.fs.write(&write.caller, write.inode, write.offset, data, write.flags, Wait::Allowed), reply);
+        self.stats.slow_write_latency.record(refused.elapsed());
+    }
+
+    fn wrote(&self, result: Result<usize>, reply: ReplyWrite) {
+        match result {
+            Ok(bytes) => {
+                self.stats.bytes_written.fetch_add(bytes as u64, Relaxed);
+                // A request carries 1 MiB at most.
+                reply.written(u32::try_from(bytes).unwrap_or(u32::MAX));
+            }
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    fn fsync(&self, inode: InodeNumber, data_only: bool, asked: Instant, reply: ReplyEmpty) {
+        let stats = self.stats.clone();
+        let done = move |result: Result<()>| {
+            match result {
+                Ok(()) => reply.ok(),
+                Err(error) => reply.error(errno(&error)),
+            }
+            stats.fsync_latency.record(asked.elapsed());
+        };
+        self.fs.fsync(inode, data_only, Box::new(done));
+    }
+
+    fn panicked(&self, place: &str, message: &str) {
+        self.stats.panics.fetch_add(1, Relaxed);
+        tracing::error!("internal error in {place}, the store becomes read-only: {message}");
+        self.fs.latch(format!("internal error in {place}: {message}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_reading_thread_never_waits() {
+        let threads = ReadingThreads::new(2);
+        let first = threads.enter();
+        assert!(threads.another_is_idle());
+        let second = threads.enter();
+        assert!(!threads.another_is_idle());
+        drop(first);
+        assert!(threads.another_is_idle());
+        drop(second);
+    }
+
+    #[test]
+    fn a_single_reading_thread_never_waits() {
+        let threads = ReadingThreads::new(1);
+        let _busy = threads.enter();
+        assert!(!threads.another_is_idle());
+    }
+
+    #[test]
+    fn a_panic_ends_being_busy() {
+        let threads = ReadingThreads::new(1);
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _busy = threads.enter();
+            panic!("on purpose");
+        }));
+        assert!(caught.is_err());
+        assert_eq!(threads.busy.load(SeqCst), 0);
+    }
+}

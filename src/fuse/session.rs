@@ -1,1 +1,377 @@
-//! (being written)
+//! One mount from beginning to end: checks of the mount point, mount(2), INIT, the knobs of the kernel, reading threads,
+//! unmounting on signals.
+//!
+//! We mount ourselves and give fuser the open device (`Session::from_fd`): fuser's own unmount at the end may hit the next file
+//! system mounted at the same place. Who unmounts decides when this ends; nothing is unmounted here once the session has ended,
+//! except after an abort from outside, which leaves our dead mount behind.
+
+use super::adapter::Adapter;
+use super::dispatch::Dispatcher;
+use crate::error::{Error, Result};
+use crate::fs::Filesystem;
+use crate::sys::{self, FuseMount, MountFlags, Signalled, TerminationSignals};
+use fuser::{Config, Session, SessionACL};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long unmounting waits for users of a busy mount before it detaches it.
+const BUSY_GRACE: Duration = Duration::from_secs(10);
+/// How often a busy mount is tried again.
+const BUSY_RETRY: Duration = Duration::from_millis(100);
+/// Readahead of the kernel: one largest request.
+const READ_AHEAD_KIB: &str = "1024";
+/// Share of the kernel's dirty memory, in percent, that may be ours. Not all of it: our own files need some.
+const DIRTY_PERCENT: &str = "40";
+
+/// Who holds written data first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CacheMode {
+    /// The kernel's page cache (FUSE_WRITEBACK_CACHE): write(2) does not reach us.
+    #[default]
+    Writeback,
+    /// The daemon: every write(2) is a request. The kernel still caches what was read.
+    None,
+}
+
+/// How to mount and serve.
+#[derive(Clone, Debug)]
+pub struct SessionOptions {
+    /// Who holds written data first.
+    pub cache: CacheMode,
+    /// Mount read-only.
+    pub read_only: bool,
+    /// May users other than the one who mounts use it?
+    pub allow_other: bool,
+    /// Obey set-user-id bits.
+    pub suid: bool,
+    /// Obey device nodes.
+    pub dev: bool,
+    /// Allow programs to run.
+    pub exec: bool,
+    /// Show `noatime` in the list of mounts (the file system's own option decides).
+    pub noatime: bool,
+    /// Every write is a synchronous one (mount option `sync`).
+    pub synchronous: bool,
+    /// What stands as source in the list of mounts: the absolute path of the store.
+    pub source: String,
+    /// Threads that read requests; None: as many as processors, 2 to 4.
+    pub threads: Option<usize>,
+    /// Threads that may wait for devices; None: 16.
+    pub workers: Option<usize>,
+    /// False: every data operation goes through the workers.
+    pub nowait: bool,
+    /// All files behind the store bypass the host's page cache, so writing back ours can never wait for theirs.
+    pub host_is_direct: bool,
+    /// Unmount on SIGTERM, SIGINT and SIGHUP.
+    pub handle_signals: bool,
+}
+
+impl Default for SessionOptions {
+    fn default() -> SessionOptions {
+        SessionOptions {
+            cache: CacheMode::Writeback,
+            read_only: false,
+            allow_other: false,
+            suid: true,
+            dev: true,
+            exec: true,
+            noatime: false,
+            synchronous: false,
+            source: String::from("sumfs"),
+            threads: None,
+            workers: None,
+            nowait: true,
+            host_is_direct: false,
+            handle_signals: true,
+        }
+    }
+}
+
+impl SessionOptions {
+    fn mount_flags(&self) -> MountFlags {
+        let flags = [
+            (self.read_only, MountFlags::RDONLY),
+            (!self.suid, MountFlags::NOSUID),
+            (!self.dev, MountFlags::NODEV),
+            (!self.exec, MountFlags::NOEXEC),
+            (self.noatime, MountFlags::NOATIME),
+            (self.synchronous, MountFlags::SYNCHRONOUS),
+        ];
+        flags.into_iter().filter_map(|(wanted, flag)| wanted.then_some(flag)).collect()
+    }
+
+    fn reading_threads(&self) -> usize {
+        let processors = || std::thread::available_parallelism().map_or(2, |count| count.get().clamp(2, 4));
+        self.threads.unwrap_or_else(processors).max(1)
+    }
+}
+
+/// Mounts `fs` on `mountpoint` and serves it until it is unmounted, by umount(8), an abort or a signal. `ready` is called once
+/// the mount answers requests. Nothing is synced at the end: the caller calls `Filesystem::shutdown`.
+pub fn serve(fs: Arc<Filesystem>, mountpoint: &Path, options: &SessionOptions, ready: impl FnOnce()) -> Result<()> {
+    let mountpoint = usable_mountpoint(mountpoint, &options.source)?;
+    let threads = options.reading_threads();
+    let dispatcher = Dispatcher::new(fs.clone(), threads, options.workers.unwrap_or(16), options.nowait)?;
+    let adapter = Adapter::new(fs, dispatcher, options.cache);
+    let signals = if options.handle_signals { Some(TerminationSignals::catch()?) } else { None };
+    let request = FuseMount {
+        mountpoint: &mountpoint,
+        source: &options.source,
+        allow_other: options.allow_other,
+        flags: options.mount_flags(),
+    };
+    let descriptor = sys::mount_fuse(&request)?;
+    let session =
+        start(adapter, descriptor, threads).map_err(|error| remove_mount(&mountpoint, "starting the FUSE session", error))?;
+    // Without its number (unmounted already, or no /proc) the mount works, with the kernel's default knobs.
+    let device = sys::mount_at(&mountpoint).ok().flatten().map(|mounted| mounted.device);
+    if let Some(device) = &device {
+        set_kernel_knobs(device, options.host_is_direct || sys::is_io_flusher());
+    }
+    let background =
+        session.spawn().map_err(|error| remove_mount(&mountpoint, "starting the threads that read requests", error))?;
+    ready();
+    let (place, device) = (mountpoint.as_path(), device.as_deref());
+    let ended = std::thread::scope(|scope| {
+        if let Some(signals) = signals {
+            let unmounter = move || unmount_on_signal(signals, place, device);
+            if let Err(error) = std::thread::Builder::new().name("sumfs-signals".into()).spawn_scoped(scope, unmounter) {
+                tracing::error!("no thread to wait for signals: unmount with umount(8): {error}");
+            }
+        }
+        let ended = background.join();
+        if let Some(signals) = signals {
+            signals.stop();
+        }
+        ended
+    });
+    match ended {
+        Err(error) if error.raw_os_error() == Some(libc::ECONNABORTED) => {
+            tracing::warn!("the connection to the kernel was aborted; removing the mount at {}", mountpoint.display());
+            let _ = sys::unmount(&mountpoint, true);
+            Ok(())
+        }
+        result => result.map_err(|source| Error::io(format!("serving {}", mountpoint.display()), source)),
+    }
+}
+
+fn start(adapter: Adapter, descriptor: OwnedFd, threads: usize) -> io::Result<Session<Adapter>> {
+    let mut config = Config::default();
+    // Who may enter is the kernel's business (allow_other), not the library's.
+    config.acl = SessionACL::All;
+    config.n_threads = Some(threads);
+    config.clone_fd = threads > 1;
+    Session::from_fd(adapter, descriptor, SessionACL::All, config)
+}
+
+/// The mount is there but nobody will answer: take it away again.
+fn remove_mount(mountpoint: &Path, doing: &str, error: io::Error) -> Error {
+    let _ = sys::unmount(mountpoint, true);
+    Error::io(format!("{doing} at {}", mountpoint.display()), error)
+}
+
+/// The mount point as an absolute path without links, if one can mount there.
+fn usable_mountpoint(path: &Path, source: &str) -> Result<PathBuf> {
+    let shown = path.display();
+    let found = match std::fs::metadata(path) {
+        Ok(found) => found,
+        Err(error) => {
+            return Err(match error.raw_os_error() {
+                Some(libc::ENOTCONN | libc::ECONNABORTED) => dead_mount(path),
+                Some(libc::ENOENT) => {
+                    Error::usage(format!("the mount point {shown} does not exist: make it with `mkdir -p {shown}`"))
+                }
+                _ => Error::io(format!("looking at the mount point {shown}"), error),
+            });
+        }
+    };
+    if !found.is_dir() {
+        return Err(Error::usage(format!("the mount point {shown} is not a directory: name one that is")));
+    }
+    let failed = |error| Error::io(format!("looking at the mount point {shown}"), error);
+    let absolute = path.canonicalize().map_err(failed)?;
+    let on_top = sys::mount_at(&absolute).map_err(failed)?;
+    if let Some(mounted) = on_top.filter(|mounted| mounted.file_system_type == sys::FILE_SYSTEM_TYPE) {
+        // Attributes live so long in the kernel that only a question that is never answered from memory tells a dead mount.
+        if let Err(rustix::io::Errno::NOTCONN | rustix::io::Errno::CONNABORTED) = rustix::fs::statfs(&absolute) {
+            return Err(dead_mount(path));
+        }
+        if mounted.source == Path::new(source) {
+            return Err(Error::usage(format!("{source} is already mounted on {shown}: `umount {shown}` ends that")));
+        }
+    }
+    Ok(absolute)
+}
+
+fn dead_mount(path: &Path) -> Error {
+    let shown = path.display();
+    Error::usage(format!(
+        "{shown} is the mount point of a file system whose daemon is gone: \
+         take it away with `umount -l {shown}` (without root: `fusermount3 -uz {shown}`), then mount again"
+    ))
+}
+
+/// Larger readahead; and, only when our own writing cannot be held back by the dirty pages that it is to clean, the
+/// ordinary dirty limits instead of one percent.
+fn set_kernel_knobs(device: &str, cannot_be_held_back: bool) {
+    let mut knobs = vec![("read_ahead_kb", READ_AHEAD_KIB)];
+    if cannot_be_held_back {
+        knobs.extend([("strict_limit", "0"), ("max_ratio", DIRTY_PERCENT)]);
+    } else {
+        tracing::info!(
+            "neither IO_FLUSHER nor only O_DIRECT files: the kernel's strict dirty limit stays, buffered writes are slower"
+        );
+    }
+    for (knob, value) in knobs {
+        let path = format!("/sys/class/bdi/{device}/{knob}");
+        if let Err(error) = std::fs::write(&path, value) {
+            tracing::info!("{path} stays as it is (slower, nothing else): {error}");
+        }
+    }
+}
+
+/// How an unmount went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unmounted {
+    /// Gone.
+    Now,
+    /// Out of the tree, still serving those who have files open there.
+    Lazily,
+    /// It was not mounted (any more).
+    NotMounted,
+}
+
+/// Unmounts `mountpoint`: at once when nobody uses it, else as soon as that is so, and after a grace of ten seconds lazily. The
+/// daemon ends when its last user is gone.
+pub fn request_unmount(mountpoint: &Path) -> Result<Unmounted> {
+    let result = unmount_with_grace(mountpoint, None, &mut |pause| {
+        std::thread::sleep(pause);
+        Patience::Left
+    });
+    result.map_err(|error| Error::io(format!("unmounting {}", mountpoint.display()), error))
+}
+
+/// What a pause between two tries to unmount brought.
+enum Patience {
+    /// Nothing: try again, as long as the grace lasts.
+    Left,
+    /// Somebody is in a hurry: detach now.
+    Gone,
+    /// The session has ended by itself: what is mounted there now is not ours.
+    Needless,
+}
+
+/// `pause` waits for the time given. With `device`, only that file system is unmounted, not one mounted later at the same place.
+fn unmount_with_grace(
+    mountpoint: &Path,
+    device: Option<&str>,
+    pause: &mut dyn FnMut(Duration) -> Patience,
+) -> io::Result<Unmounted> {
+    let is_ours = || -> io::Result<bool> {
+        let mounted = sys::mount_at(mountpoint)?;
+        Ok(mounted.is_some_and(|mounted| device.is_none_or(|device| mounted.device == device)))
+    };
+    let deadline = Instant::now() + BUSY_GRACE;
+    loop {
+        if !is_ours()? {
+            return Ok(Unmounted::NotMounted);
+        }
+        match sys::unmount(mountpoint, false) {
+            Ok(()) => return Ok(Unmounted::Now),
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
+            Err(error) => return if is_ours()? { Err(error) } else { Ok(Unmounted::NotMounted) },
+        }
+        match pause(BUSY_RETRY) {
+            Patience::Left if Instant::now() < deadline => {}
+            Patience::Left | Patience::Gone => break,
+            Patience::Needless => return Ok(Unmounted::NotMounted),
+        }
+    }
+    if !is_ours()? {
+        return Ok(Unmounted::NotMounted);
+    }
+    sys::unmount(mountpoint, true).map(|()| Unmounted::Lazily)
+}
+
+/// Body of the signal thread: the first signal unmounts, a second one stops waiting for users of the mount.
+fn unmount_on_signal(signals: TerminationSignals, mountpoint: &Path, device: Option<&str>) {
+    loop {
+        match signals.wait(None) {
+            Signalled::Stopped => return,
+            Signalled::Nothing => continue,
+            Signalled::Signal(signal) => tracing::info!("signal {signal}: unmounting {}", mountpoint.display()),
+        }
+        let mut stopped = false;
+        let result = unmount_with_grace(mountpoint, device, &mut |pause| match signals.wait(Some(pause)) {
+            Signalled::Nothing => Patience::Left,
+            Signalled::Signal(_) => Patience::Gone,
+            Signalled::Stopped => {
+                stopped = true;
+                Patience::Needless
+            }
+        });
+        match result {
+            Ok(Unmounted::Lazily) => tracing::warn!(
+                "{} is in use: detached; the daemon goes on until the last user has closed its files there",
+                mountpoint.display()
+            ),
+            Ok(_) => {}
+            Err(error) => tracing::error!("cannot unmount {}: {error}", mountpoint.display()),
+        }
+        if stopped {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(path: &Path) -> String {
+        usable_mountpoint(path, "/store").unwrap_err().to_string()
+    }
+
+    #[test]
+    fn bad_mount_points_say_the_cure() {
+        let directory = tempfile::tempdir().unwrap();
+        let missing = directory.path().join("missing");
+        assert!(message(&missing).contains("mkdir -p"));
+        let file = directory.path().join("file");
+        std::fs::write(&file, b"").unwrap();
+        assert!(message(&file).contains("not a directory"));
+        assert!(message(&file.join("below")).contains("below"));
+    }
+
+    #[test]
+    fn a_good_mount_point_is_absolute_and_without_links() {
+        let directory = tempfile::tempdir().unwrap();
+        let real = directory.path().canonicalize().unwrap();
+        let link = real.join("link");
+        std::os::unix::fs::symlink(".", &link).unwrap();
+        assert_eq!(usable_mountpoint(&link, "/store").unwrap(), real);
+    }
+
+    #[test]
+    fn flags_follow_the_options() {
+        assert_eq!(SessionOptions::default().mount_flags(), MountFlags::empty());
+        let options = SessionOptions { read_only: true, suid: false, noatime: true, ..SessionOptions::default() };
+        assert_eq!(options.mount_flags(), MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NOATIME);
+    }
+
+    #[test]
+    fn there_are_two_to_four_reading_threads_unless_told() {
+        assert!((2..=4).contains(&SessionOptions::default().reading_threads()));
+        assert_eq!(SessionOptions { threads: Some(7), ..SessionOptions::default() }.reading_threads(), 7);
+        assert_eq!(SessionOptions { threads: Some(0), ..SessionOptions::default() }.reading_threads(), 1);
+    }
+
+    #[test]
+    fn what_is_not_mounted_is_not_unmounted() {
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(request_unmount(&directory.path().canonicalize().unwrap()).unwrap(), Unmounted::NotMounted);
+    }
+}

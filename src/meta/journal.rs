@@ -1,1 +1,295 @@
-//! (being written)
+//! The journal: a preallocated, zero-filled ring of records, each on its own 4 KiB blocks, each written twice in one write, so
+//! that a flipped byte is healed from the copy. A record is chained to the one before by that one's checksum; the ring never
+//! splits one: what does not fit before the end begins again at offset 0.
+//!
+//! Header, 64 bytes: magic 8, store id 16, sequence 8, payload bytes 4, previous checksum 4, flags 4, reserved 16, checksum 4
+//! (over the header before it and the payload).
+
+use crate::disk::Disk;
+use crate::disk::buffer::AlignedBuffer;
+use crate::error::{Error, Result};
+use crate::meta::records::CheckpointRecord;
+use crate::units::BLOCK_SIZE;
+use std::sync::Arc;
+
+const MAGIC: &[u8; 8] = b"sumfsJR0";
+const HEADER_BYTES: usize = 64;
+const CHECKSUM_AT: usize = 60;
+
+/// A position: where the record after `sequence` begins, and what it is chained to.
+pub(crate) type Position = CheckpointRecord;
+
+/// The ring. Not locked: the commit role owns it.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    disk: Arc<dyn Disk>,
+    store_id: [u8; 16],
+    len: u64,
+    head: Position,
+    /// Copies that were bad when read.
+    pub(crate) healed: u64,
+}
+
+/// What reading at a position gave.
+pub(crate) enum Found {
+    /// The next record, with its payload and the position behind it.
+    Record(Vec<u8>, Position),
+    /// The end: nothing valid follows.
+    End,
+    /// The next record is bad although a later one is valid.
+    Damaged {
+        /// Sequence number of the record that is missing.
+        sequence: u64,
+    },
+}
+
+/// Bytes that a record with `payload` bytes takes, both copies.
+pub(crate) fn record_bytes(payload: usize) -> u64 {
+    copy_bytes(payload) * 2
+}
+
+fn copy_bytes(payload: usize) -> u64 {
+    ((HEADER_BYTES + payload) as u64).next_multiple_of(BLOCK_SIZE)
+}
+
+impl Journal {
+    pub(crate) fn new(disk: Arc<dyn Disk>, store_id: [u8; 16], head: Position) -> Result<Journal> {
+        let len = disk.len()?;
+        Ok(Journal { disk, store_id, len, head, healed: 0 })
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    pub(crate) fn head(&self) -> Position {
+        self.head
+    }
+
+    /// Goes on appending behind `head`.
+    pub(crate) fn set_head(&mut self, head: Position) {
+        self.head = head;
+    }
+
+    fn place(&self, offset: u64, bytes: u64) -> u64 {
+        if offset + bytes > self.len { 0 } else { offset }
+    }
+
+    /// Bytes between a checkpoint and the head, the gap at the ring's end included.
+    pub(crate) fn used_since(&self, tail: Position) -> u64 {
+        if tail.sequence == self.head.sequence {
+            return 0;
+        }
+        if self.head.journal_offset > tail.journal_offset {
+            self.head.journal_offset - tail.journal_offset
+        } else {
+            self.len - tail.journal_offset + self.head.journal_offset
+        }
+    }
+
+    /// Writes the next record and flushes. The caller has made sure of the room.
+    pub(crate) fn append(&mut self, payload: &[u8]) -> Result<Position> {
+        let bytes = copy_bytes(payload.len());
+        let offset = self.place(self.head.journal_offset, bytes * 2);
+        let sequence = self.head.sequence + 1;
+        let mut checksum = 0;
+        let record = AlignedBuffer::filled_by(bytes as usize, |buffer| {
+            let (header, rest) = buffer.split_at_mut(HEADER_BYTES);
+            header.fill(0);
+            header[0..8].copy_from_slice(MAGIC);
+            header[8..24].copy_from_slice(&self.store_id);
+            header[24..32].copy_from_slice(&sequence.to_le_bytes());
+            header[32..36].copy_from_slice(&(payload.len() as u32).to_le_bytes());
+            header[36..40].copy_from_slice(&self.head.record_checksum.to_le_bytes());
+            checksum = crc32c::crc32c_append(crc32c::crc32c(&header[..CHECKSUM_AT]), payload);
+            header[CHECKSUM_AT..].copy_from_slice(&checksum.to_le_bytes());
+            rest[..payload.len()].copy_from_slice(payload);
+            rest[payload.len()..].fill(0);
+        });
+        self.disk.write_vectored_at(offset, &[&record, &record])?;
+        self.disk.flush()?;
+        self.head = Position { sequence, journal_offset: offset + bytes * 2, record_checksum: checksum };
+        Ok(self.head)
+    }
+
+    /// Reads the record that follows `at`.
+    pub(crate) fn read_next(&mut self, at: Position) -> Result<Found> {
+        for offset in [at.journal_offset, 0] {
+            if let Some((payload, behind)) = self.read_at(offset, at)? {
+                return Ok(Found::Record(payload, behind));
+            }
+        }
+        if self.has_later_than(at.sequence + 1)? {
+            return Ok(Found::Damaged { sequence: at.sequence + 1 });
+        }
+        Ok(Found::End)
+    }
+
+    fn read_at(&mut self, offset: u64, at: Position) -> Result<Option<(Vec<u8>, Position)>> {
+        // The length is in the first copy's header; when that is bad the second copy's place is not known, so try the
+        // sizes that a header further on confirms.
+        if let Some((payload, checksum, bytes)) = self.read_copy(offset, at)? {
+            let second = self.read_copy(offset + bytes, at)?;
+            if second.is_none() {
+                self.healed += 1;
+                tracing::warn!("journal record {}: second copy at {} is bad, the first is good", at.sequence + 1, offset + bytes);
+            }
+            let behind = Position {
+                sequence: at.sequence + 1,
+                journal_offset: offset + bytes * 2,
+                record_checksum: checksum,
+            };
+            return Ok(Some((payload, behind)));
+        }
+        let mut second = offset + BLOCK_SIZE;
+        while second + BLOCK_SIZE <= self.len {
+            if let Some((payload, checksum, bytes)) = self.read_copy(second, at)? {
+                if second != offset + bytes {
+                    return Ok(None);
+                }
+                self.healed += 1;
+                tracing::warn!("journal record {}: copy at {offset} is bad, read from the second copy", at.sequence + 1);
+                let behind = Position {
+                    sequence: at.sequence + 1,
+                    journal_offset: second + bytes,
+                    record_checksum: checksum,
+                };
+                return Ok(Some((payload, behind)));
+            }
+            second += BLOCK_SIZE;
+        }
+        Ok(None)
+    }
+
+    fn read_copy(&self, offset: u64, at: Position) -> Result<Option<(Vec<u8>, u32, u64)>> {
+        let Some(header) = self.read_header(offset)? else { return Ok(None) };
+        if header.sequence != at.sequence + 1 || header.previous != at.record_checksum {
+            return Ok(None);
+        }
+        let bytes = copy_bytes(header.payload as usize);
+        if offset + bytes > self.len {
+            return Ok(None);
+        }
+        let mut record = AlignedBuffer::zeroed(bytes as usize);
+        self.disk.read_at(offset, &mut record)?;
+        let payload = record.get(HEADER_BYTES..HEADER_BYTES + header.payload as usize);
+        let (Some(payload), Some(head)) = (payload, record.get(..CHECKSUM_AT)) else { return Ok(None) };
+        let found = crc32c::crc32c_append(crc32c::crc32c(head), payload);
+        Ok((found == header.checksum).then(|| (payload.to_vec(), found, bytes)))
+    }
+
+    fn read_header(&self, offset: u64) -> Result<Option<Header>> {
+        if offset + BLOCK_SIZE > self.len {
+            return Ok(None);
+        }
+        let mut block = AlignedBuffer::zeroed(BLOCK_SIZE as usize);
+        self.disk.read_at(offset, &mut block)?;
+        Ok(Header::parse(&block, &self.store_id))
+    }
+
+    /// Is there any whole, valid record with a sequence number above `sequence`? The ring is read once, in large pieces.
+    fn has_later_than(&self, sequence: u64) -> Result<bool> {
+        const PIECE_BYTES: u64 = 1 << 20;
+        let mut piece_at = 0;
+        while piece_at < self.len {
+            let bytes = PIECE_BYTES.min(self.len - piece_at);
+            let mut piece = AlignedBuffer::zeroed(bytes as usize);
+            self.disk.read_at(piece_at, &mut piece)?;
+            for (block, bytes) in piece.chunks(BLOCK_SIZE as usize).enumerate() {
+                let Some(header) = Header::parse(bytes, &self.store_id) else { continue };
+                let offset = piece_at + block as u64 * BLOCK_SIZE;
+                let before = Position { sequence: header.sequence.wrapping_sub(1), journal_offset: offset, record_checksum: header.previous };
+                if header.sequence > sequence && self.read_copy(offset, before)?.is_some() {
+                    return Ok(true);
+                }
+            }
+            piece_at += bytes;
+        }
+        Ok(false)
+    }
+}
+
+struct Header {
+    sequence: u64,
+    payload: u32,
+    previous: u32,
+    checksum: u32,
+}
+
+impl Header {
+    fn parse(block: &[u8], store_id: &[u8; 16]) -> Option<Header> {
+        let number = |at: usize| Some(u32::from_le_bytes(block.get(at..at + 4)?.try_into().ok()?));
+        if block.get(..8)? != MAGIC || block.get(8..24)? != store_id {
+            return None;
+        }
+        Some(Header {
+            sequence: u64::from_le_bytes(block.get(24..32)?.try_into().ok()?),
+            payload: number(32)?,
+            previous: number(36)?,
+            checksum: number(CHECKSUM_AT)?,
+        })
+    }
+}
+
+/// Payload of a record: block changes and metadata changes of one transaction.
+#[derive(Debug, Default)]
+pub(crate) struct Payload {
+    /// Blocks that the transaction put to use: first block, count.
+    pub(crate) allocated: Vec<(u64, u32)>,
+    /// Blocks that it freed.
+    pub(crate) freed: Vec<(u64, u32)>,
+    /// Sealed values.
+    pub(crate) changes: Vec<(Vec<u8>, Option<Vec<u8>>)>,
+}
+
+/// Encodes a payload: counts, ranges, then key length, value length (u32::MAX deletes), key, value.
+pub(crate) fn encode<'a>(
+    allocated: &[(u64, u32)],
+    freed: &[(u64, u32)],
+    changes: impl ExactSizeIterator<Item = (&'a Vec<u8>, &'a Option<Vec<u8>>)>,
+) -> Vec<u8> {
+    let mut out = Vec::with_capacity(64 + changes.len() * 96);
+    for list in [allocated, freed] {
+        out.extend_from_slice(&(list.len() as u32).to_le_bytes());
+        for (block, count) in list {
+            out.extend_from_slice(&block.to_le_bytes());
+            out.extend_from_slice(&count.to_le_bytes());
+        }
+    }
+    out.extend_from_slice(&(changes.len() as u32).to_le_bytes());
+    for (key, value) in changes {
+        out.extend_from_slice(&(key.len() as u32).to_le_bytes());
+        let length = value.as_ref().map_or(u32::MAX, |value| value.len() as u32);
+        out.extend_from_slice(&length.to_le_bytes());
+        out.extend_from_slice(key);
+        out.extend_from_slice(value.as_deref().unwrap_or_default());
+    }
+    out
+}
+
+/// Decodes what `encode` made.
+pub(crate) fn decode(payload: &[u8]) -> Result<Payload> {
+    let mut rest = payload;
+    let mut out = Payload::default();
+    let mut take = |count: usize| -> Result<&[u8]> {
+        let (head, tail) = rest.split_at_checked(count).ok_or_else(|| Error::corrupt("journal record has a wrong layout"))?;
+        rest = tail;
+        Ok(head)
+    };
+    fn u32_of(bytes: &[u8]) -> u32 {
+        bytes.try_into().map_or(0, u32::from_le_bytes)
+    }
+    for list in [&mut out.allocated, &mut out.freed] {
+        for _ in 0..u32_of(take(4)?) {
+            let block = take(8)?.try_into().map_or(0, u64::from_le_bytes);
+            list.push((block, u32_of(take(4)?)));
+        }
+    }
+    for _ in 0..u32_of(take(4)?) {
+        let (key, value) = (u32_of(take(4)?), u32_of(take(4)?));
+        let key = take(key as usize)?.to_vec();
+        let value = if value == u32::MAX { None } else { Some(take(value as usize)?.to_vec()) };
+        out.changes.push((key, value));
+    }
+    Ok(out)
+}

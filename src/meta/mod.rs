@@ -1,8 +1,14 @@
-//! (being written)
+//! Metadata: what makes names, attributes and file maps atomic and durable.
+//!
+//! ```text
+//!   operation --Batch--> running --commit--> committing --journal durable--> pending --apply--> index --checkpoint--> durable
+//! ```
+//! Operations append a `Batch` in one step; closing a transaction is a swap; there are no half-done operations. Readers look
+//! through all layers (`layers.rs`). The journal is the truth until a checkpoint; the index may be lazy.
+
 pub mod batch;
-pub mod commit;
 pub mod index;
-pub mod journal;
+pub mod latch;
 pub mod layers;
 pub mod memory_index;
 pub mod records;
@@ -11,3 +17,16 @@ pub mod redb_index;
 pub mod replay;
 pub mod schema;
 pub mod transaction;
+
+mod apply;
+mod commit;
+mod journal;
+mod redb_layout;
+mod redb_overlay;
+mod redb_space;
+mod redb_sync;
+mod redb_verify;
+
+pub use batch::{Batch, Delta};
+pub use replay::{Parts, Replayed};
+pub use transaction::{Metadata, Pressure};

@@ -421,6 +421,11 @@ impl ExtentRecord {
     }
 }
 
+/// Blocks of the extent in a stored (sealed) value, without opening it.
+pub(crate) fn extent_blocks_of_sealed(value: &[u8]) -> u32 {
+    (value.len().saturating_sub(SEAL_BYTES + 17) / 4) as u32
+}
+
 /// How often each block of an extent is referenced by file maps. Without a record every block has one reference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExtentStateRecord {
@@ -609,5 +614,38 @@ impl CheckpointRecord {
         let checkpoint = CheckpointRecord { sequence: r.u64()?, journal_offset: r.u64()?, record_checksum: r.u32()? };
         r.end()?;
         Ok(checkpoint)
+    }
+}
+
+/// A data device of the store. Its id is its place in the store's list of devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceRecord {
+    /// Number in the store, as in the device's label.
+    pub id: u32,
+    /// UUID in the device's label.
+    pub uuid: [u8; 16],
+    /// Bytes that the store uses, labels included; whole blocks.
+    pub length: u64,
+    /// Where it is: relative to the store's directory, or absolute.
+    pub path: String,
+}
+
+impl DeviceRecord {
+    /// Layout: id, UUID, length, path.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(28 + self.path.len() + SEAL_BYTES);
+        out.extend_from_slice(&self.id.to_le_bytes());
+        out.extend_from_slice(&self.uuid);
+        out.extend_from_slice(&self.length.to_le_bytes());
+        out.extend_from_slice(self.path.as_bytes());
+        out
+    }
+
+    /// The device in `record`.
+    pub fn decode(record: &[u8]) -> Result<DeviceRecord> {
+        let mut r = Reader::new("device", record);
+        let (id, uuid, length) = (r.u32()?, r.array()?, r.u64()?);
+        let path = std::str::from_utf8(r.rest).map_err(|_| r.damaged())?.to_owned();
+        Ok(DeviceRecord { id, uuid, length, path })
     }
 }

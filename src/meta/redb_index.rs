@@ -1,1 +1,256 @@
-//! (being written)
+//! redb as the [`Index`]: one table of byte strings in one database over our own storage (`redb_backend.rs`).
+//!
+//! Every durable apply is a two-phase commit with quick repair, so opening after a power cut reads the saved allocator state instead
+//! of walking all pages. Other applies have `Durability::None`: they cost no I/O until redb's write buffer (half of the cache) is
+//! full. redb keeps the pages of live snapshots, so callers replace theirs after each apply.
+//!
+//! After the first error redb answers everything with "previous I/O error"; the error behind it is kept and told instead. Panics
+//! inside redb become errors, too. Closing writes nothing: the durable state is that of the last durable apply.
+//!
+//! Lock: `applying` keeps the durable state still while a second redb looks at it.
+
+use super::index::{Change, Index, Snapshot, Visit};
+use super::redb_backend::{Backend, BackendHandle, Limits};
+use super::redb_layout::CHUNK_BYTES;
+use super::redb_overlay::Overlay;
+use crate::disk::Disk;
+use crate::error::{Error, Result};
+use crate::units::BLOCK;
+use parking_lot::Mutex;
+use redb::{Database, Durability, ReadOnlyTable, ReadableDatabase, TableDefinition};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+const TABLE: TableDefinition<'static, &'static [u8], &'static [u8]> = TableDefinition::new("metadata");
+/// Cache of the second redb that answers which pages are reachable.
+const VERIFY_CACHE_BYTES: usize = 16 << 20;
+
+/// How an index uses memory and host space.
+#[derive(Clone, Copy, Debug)]
+pub struct RedbOptions {
+    /// redb's cache in bytes; up to half of it holds pages not yet written.
+    pub cache_bytes: usize,
+    /// Host space in bytes kept set aside for growth; at least one chunk (8 MiB).
+    pub ahead_bytes: u64,
+    /// Bytes of written pages kept in memory, below redb's cache, before they go to the disk ahead of the next durable apply.
+    pub dirty_bytes_max: usize,
+}
+
+impl RedbOptions {
+    /// The usual bounds with a cache of `cache_bytes`.
+    pub fn with_cache(cache_bytes: usize) -> RedbOptions {
+        RedbOptions { cache_bytes, ahead_bytes: 16 << 20, dirty_bytes_max: 32 << 20 }
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            places_ahead: usize::try_from(self.ahead_bytes / CHUNK_BYTES).unwrap_or(usize::MAX).max(1),
+            dirty_pages_max: (self.dirty_bytes_max / BLOCK).max(1),
+        }
+    }
+}
+
+/// An index in redb on one disk.
+pub struct RedbIndex {
+    database: Database,
+    backend: Arc<Backend>,
+    applying: Mutex<()>,
+}
+
+impl RedbIndex {
+    /// Formats `disk` (its contents are lost, its length follows the index) and makes an empty index durable on it.
+    pub fn create(disk: Arc<dyn Disk>, cache_bytes: usize) -> Result<RedbIndex> {
+        RedbIndex::create_with(disk, &RedbOptions::with_cache(cache_bytes))
+    }
+
+    /// [`RedbIndex::create`] with other bounds.
+    pub fn create_with(disk: Arc<dyn Disk>, options: &RedbOptions) -> Result<RedbIndex> {
+        let backend = Backend::create(disk, options.limits())?;
+        let database = open_database(&backend, BackendHandle(Arc::clone(&backend)), options.cache_bytes, false)?;
+        let index = RedbIndex { database, backend, applying: Mutex::new(()) };
+        index.apply(&mut std::iter::empty(), true)?;
+        Ok(index)
+    }
+
+    /// Opens the index on `disk` as of its last durable apply. `read_only`: not one byte of the disk is changed, not even to heal a
+    /// page; applies work, and are gone when this is dropped.
+    pub fn open(disk: Arc<dyn Disk>, cache_bytes: usize, read_only: bool) -> Result<RedbIndex> {
+        RedbIndex::open_with(disk, &RedbOptions::with_cache(cache_bytes), read_only)
+    }
+
+    /// [`RedbIndex::open`] with other bounds.
+    pub fn open_with(disk: Arc<dyn Disk>, options: &RedbOptions, read_only: bool) -> Result<RedbIndex> {
+        let backend = Backend::open(disk, !read_only, options.limits())?;
+        if backend.durable_length() == 0 {
+            return Err(Error::corrupt(format!("the index on {} was never finished", backend.disk.name())));
+        }
+        let database = if read_only {
+            open_database(&backend, Overlay::new(Arc::clone(&backend)), options.cache_bytes, false)?
+        } else {
+            open_database(&backend, BackendHandle(Arc::clone(&backend)), options.cache_bytes, false)?
+        };
+        Ok(RedbIndex { database, backend, applying: Mutex::new(()) })
+    }
+
+    fn try_apply(&self, changes: &mut dyn Iterator<Item = Change<'_>>, durable: bool) -> std::result::Result<(), redb::Error> {
+        let mut transaction = self.database.begin_write()?;
+        if durable {
+            transaction.set_durability(Durability::Immediate)?;
+            transaction.set_two_phase_commit(true);
+            transaction.set_quick_repair(true);
+        } else {
+            transaction.set_durability(Durability::None)?;
+        }
+        {
+            let mut table = transaction.open_table(TABLE)?;
+            for (key, value) in changes {
+                match value {
+                    Some(value) => drop(table.insert(key, value)?),
+                    None => drop(table.remove(key)?),
+                }
+            }
+        }
+        Ok(transaction.commit()?)
+    }
+}
+
+impl Index for RedbIndex {
+    fn snapshot(&self) -> Result<Arc<dyn Snapshot>> {
+        let table = guarded(&self.backend, "beginning a snapshot of the index", || {
+            Ok(self.database.begin_read()?.open_table(TABLE)?)
+        })?;
+        Ok(Arc::new(RedbSnapshot { table, backend: Arc::clone(&self.backend) }))
+    }
+
+    fn apply(&self, changes: &mut dyn Iterator<Item = Change<'_>>, durable: bool) -> Result<()> {
+        let _applying = self.applying.lock();
+        let doing = if durable { "making changes of the index durable" } else { "applying changes to the index" };
+        guarded(&self.backend, doing, || self.try_apply(changes, durable))
+    }
+
+    /// In bytes of index (a byte of index takes two on the disk), as for `reserve_ahead`.
+    fn space_ahead_bytes(&self) -> u64 {
+        self.backend.space_ahead_bytes()
+    }
+
+    fn reserve_ahead(&self, bytes: u64) -> Result<()> {
+        self.backend.reserve_ahead(bytes)
+    }
+
+    fn verify(&self) -> Result<u64> {
+        let before = self.backend.healed();
+        let lost = self.backend.scrub()?;
+        if !lost.is_empty() {
+            let _applying = self.applying.lock();
+            // Reads every page that the durable trees reach; a lost one among them is the error.
+            let overlay = Overlay::new(Arc::clone(&self.backend));
+            drop(open_database(&self.backend, overlay, VERIFY_CACHE_BYTES, true)?);
+            tracing::debug!("{}: {} index pages of unfinished changes are unused", self.backend.disk.name(), lost.len());
+        }
+        Ok(self.backend.healed() - before)
+    }
+
+    fn healed_count(&self) -> u64 {
+        self.backend.healed()
+    }
+
+    fn disk_bytes(&self) -> u64 {
+        self.backend.disk_bytes()
+    }
+}
+
+impl Drop for RedbIndex {
+    /// redb would make everything durable that was applied; that is not what the callers of `apply` were told.
+    fn drop(&mut self) {
+        self.backend.detach();
+    }
+}
+
+impl std::fmt::Debug for RedbIndex {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "RedbIndex({})", self.backend.disk.name())
+    }
+}
+
+/// A read transaction.
+struct RedbSnapshot {
+    table: ReadOnlyTable<&'static [u8], &'static [u8]>,
+    backend: Arc<Backend>,
+}
+
+const READING: &str = "reading the index";
+
+impl Snapshot for RedbSnapshot {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        guarded(&self.backend, READING, || Ok(self.table.get(key)?.map(|value| value.value().to_vec())))
+    }
+
+    fn range(&self, from: &[u8], to: &[u8], visit: &mut Visit<'_>) -> Result<()> {
+        if from >= to {
+            return Ok(());
+        }
+        let mut range = guarded(&self.backend, READING, || Ok(self.table.range(from..to)?))?;
+        while let Some((key, value)) = guarded(&self.backend, READING, || Ok(range.next().transpose()?))? {
+            if visit(key.value(), value.value()).is_break() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn last(&self, from: &[u8], to: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+        if from >= to {
+            return Ok(None);
+        }
+        guarded(&self.backend, READING, || {
+            let last = self.table.range(from..to)?.next_back().transpose()?;
+            Ok(last.map(|(key, value)| (key.value().to_vec(), value.value().to_vec())))
+        })
+    }
+}
+
+/// A redb over `storage`. `check` reads and verifies all of its trees first.
+fn open_database(
+    backend: &Backend,
+    storage: impl redb::StorageBackend,
+    cache_bytes: usize,
+    check: bool,
+) -> Result<Database> {
+    guarded(backend, "opening the index", move || {
+        let mut builder = Database::builder();
+        builder.set_cache_size(cache_bytes).set_check_integrity_on_open(check);
+        Ok(builder.create_with_backend(storage)?)
+    })
+}
+
+/// Runs a step of redb; its errors, and panics, are ours then.
+fn guarded<T>(backend: &Backend, doing: &str, step: impl FnOnce() -> std::result::Result<T, redb::Error>) -> Result<T> {
+    match catch_unwind(AssertUnwindSafe(step)) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err(ours(backend, doing, error)),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+            let text = text.unwrap_or("a panic");
+            Err(Error::corrupt(format!("{doing} on {}: redb gave up: {text}", backend.disk.name())))
+        }
+    }
+}
+
+fn ours(backend: &Backend, doing: &str, error: redb::Error) -> Error {
+    let doing = format!("{doing} on {}", backend.disk.name());
+    let cause = match &error {
+        redb::Error::Io(error) => error.get_ref().and_then(|error| error.downcast_ref::<Error>()).cloned(),
+        redb::Error::PreviousIo => backend.failure(),
+        _ => None,
+    };
+    match (cause, error) {
+        (Some(Error::Io { doing: step, source }), _) => Error::Io { doing: format!("{doing}: {step}"), source },
+        (Some(Error::Corrupt(what)), _) => Error::Corrupt(format!("{doing}: {what}")),
+        (Some(error), _) => error,
+        (None, redb::Error::Io(error)) => Error::io(doing, error),
+        (None, error @ (redb::Error::PreviousIo | redb::Error::DatabaseClosed)) => {
+            Error::io(doing, std::io::Error::other(error.to_string()))
+        }
+        (None, error) => Error::Corrupt(format!("{doing}: {error}")),
+    }
+}

@@ -1,1 +1,153 @@
-//! (being written)
+//! Opening the metadata: read the checkpoint, bring back what the journal holds behind it, load the groups.
+
+use super::index::Index;
+use super::journal::{self, Found, Journal};
+use super::latch::Latch;
+use super::layers::Layers;
+use super::records::{CheckpointRecord, CountersRecord, GroupRecord};
+use super::schema::{self, Parsed};
+use super::transaction::{CommitState, Metadata};
+use crate::disk::Disk;
+use crate::error::{Error, Result};
+use crate::space::Space;
+use crate::stats::Stats;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// What `Metadata::open` needs.
+#[derive(Debug)]
+pub struct Parts {
+    /// Identifies the store in journal records.
+    pub store_id: [u8; 16],
+    /// The index, open.
+    pub index: Arc<dyn Index>,
+    /// The journal's disk.
+    pub journal: Arc<dyn Disk>,
+    /// Data devices: id, disk, and the byte range in which groups may lie.
+    pub devices: Vec<(u32, Arc<dyn Disk>, (u64, u64))>,
+    /// Blocks per group.
+    pub blocks_per_group: u32,
+    /// Counters.
+    pub stats: Arc<Stats>,
+    /// The latch; set here when the journal is damaged.
+    pub latch: Arc<Latch>,
+}
+
+/// What replay found.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Replayed {
+    /// Transactions brought back.
+    pub transactions: u64,
+    /// Journal copies that were bad and healed.
+    pub healed: u64,
+}
+
+impl Metadata {
+    /// Opens index and journal, replays, and loads the groups. Nothing is written.
+    pub fn open(parts: Parts) -> Result<(Metadata, Replayed)> {
+        let layers = Layers::new(&*parts.index)?;
+        let tail = match layers.get(&schema::checkpoint())? {
+            Some(record) => CheckpointRecord::decode(&record)?,
+            None => return Err(Error::corrupt("the index has no checkpoint record")),
+        };
+        let mut journal = Journal::new(parts.journal, parts.store_id, tail)?;
+        let replayed = replay(&layers, &mut journal, &parts.latch)?;
+        parts.stats.healed_journal_records.fetch_add(replayed.healed, Ordering::Relaxed);
+        let counters = match layers.get(&schema::counters())? {
+            Some(record) => CountersRecord::decode(&record)?,
+            None => return Err(Error::corrupt("the index has no counters record")),
+        };
+        let groups = load_groups(&layers)?;
+        let (areas, devices): (Vec<_>, Vec<_>) = parts.devices.into_iter().map(|(id, disk, area)| (area, (id, disk))).unzip();
+        let space = Space::new(devices, &areas, parts.blocks_per_group, groups, counters.unwritten_blocks)?;
+        let head = journal.head();
+        layers.with(|state| -> Result<()> {
+            for (allocated, freed) in &state.committed.blocks {
+                space.replay(allocated, freed)?;
+            }
+            state.committed.position = head;
+            state.open.sequence = head.sequence + 1;
+            Ok(())
+        })?;
+        let journal_bytes = journal.len();
+        let used = journal.used_since(tail);
+        let metadata = Metadata {
+            layers,
+            commit: Mutex::new(CommitState { journal, counters }),
+            apply: Mutex::new(()),
+            tail: Mutex::new(tail),
+            index: parts.index,
+            space: Arc::new(space),
+            latch: parts.latch,
+            stats: parts.stats,
+            next_inode: AtomicU64::new(counters.next_inode),
+            durable_sequence: AtomicU64::new(head.sequence),
+            running_bytes: AtomicU64::new(0),
+            journal_used_bytes: AtomicU64::new(used),
+            journal_bytes,
+            is_index_full: AtomicBool::new(false),
+        };
+        Ok((metadata, replayed))
+    }
+
+    /// The space of the store.
+    pub fn space(&self) -> &Arc<Space> {
+        &self.space
+    }
+
+    /// The index.
+    pub fn index(&self) -> &Arc<dyn Index> {
+        &self.index
+    }
+}
+
+fn replay(layers: &Layers, journal: &mut Journal, latch: &Latch) -> Result<Replayed> {
+    let mut replayed = Replayed::default();
+    loop {
+        match journal.read_next(journal.head())? {
+            Found::Record(payload, behind) => {
+                let payload = journal::decode(&payload)?;
+                layers.with(|state| {
+                    for (key, value) in payload.changes {
+                        state.pending_bytes += (key.len() + value.as_ref().map_or(0, Vec::len)) as u64;
+                        state.pending.insert(key, value);
+                    }
+                    state.committed.blocks.push((payload.allocated, payload.freed));
+                });
+                journal.set_head(behind);
+                replayed.transactions += 1;
+            }
+            Found::End => break,
+            Found::Damaged { sequence } => {
+                let reason = format!(
+                    "journal record {sequence} is damaged although later ones are whole; mounted up to record {}, read-only",
+                    sequence - 1
+                );
+                latch.set(&reason, true);
+                break;
+            }
+        }
+    }
+    replayed.healed = journal.healed;
+    Ok(replayed)
+}
+
+fn load_groups(layers: &Layers) -> Result<Vec<(GroupRecord, Option<Vec<u8>>)>> {
+    let mut groups = Vec::new();
+    let (mut from, end) = (schema::table_begin(schema::GROUPS), schema::table_end(schema::GROUPS));
+    loop {
+        let (items, next) = layers.scan(&from, &end, 1000)?;
+        for (key, record) in items {
+            let Some(Parsed::Group(number)) = schema::parse(&key) else { continue };
+            if number != groups.len() as u64 {
+                return Err(Error::corrupt(format!("group {} is missing", groups.len())));
+            }
+            groups.push((GroupRecord::decode(&record)?, layers.get(&schema::bitmap(number))?));
+        }
+        match next {
+            Some(next) => from = next,
+            None => return Ok(groups),
+        }
+    }
+}

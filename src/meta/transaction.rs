@@ -1,1 +1,186 @@
-//! (being written)
+//! Metadata: the running transaction and everything below it. Operations append batches; the commit role (`commit.rs`) makes
+//! them durable; `apply.rs` moves them on into the index; `replay.rs` brings them back after a crash.
+//!
+//! Locks: `commit` (the role, held across I/O, nothing else may be held when taking it), `apply` (same; may be taken under
+//! `commit`), then the layers (rank Transaction).
+
+use super::batch::Batch;
+use super::index::Index;
+use super::journal::{Journal, Position};
+use super::latch::Latch;
+use super::layers::{Layers, Page};
+use super::records::CountersRecord;
+use super::schema::Key;
+use crate::error::Result;
+use crate::space::Space;
+use crate::stats::Stats;
+use crate::units::InodeNumber;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Owned by the commit role.
+#[derive(Debug)]
+pub(super) struct CommitState {
+    pub(super) journal: Journal,
+    pub(super) counters: CountersRecord,
+}
+
+/// How much the caller should do before it adds more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pressure {
+    /// Nothing.
+    None,
+    /// The running transaction is large: commit.
+    Commit,
+    /// The journal is half full: checkpoint.
+    Checkpoint,
+}
+
+/// The metadata of a store.
+#[derive(Debug)]
+pub struct Metadata {
+    pub(super) layers: Layers,
+    pub(super) commit: Mutex<CommitState>,
+    /// Taken by whoever applies.
+    pub(super) apply: Mutex<()>,
+    /// Position of the last durable checkpoint: the journal's tail.
+    pub(super) tail: Mutex<Position>,
+    pub(super) index: Arc<dyn Index>,
+    pub(super) space: Arc<Space>,
+    pub(super) latch: Arc<Latch>,
+    pub(super) stats: Arc<Stats>,
+    pub(super) next_inode: AtomicU64,
+    pub(super) durable_sequence: AtomicU64,
+    pub(super) running_bytes: AtomicU64,
+    pub(super) journal_used_bytes: AtomicU64,
+    pub(super) journal_bytes: u64,
+    pub(super) is_index_full: AtomicBool,
+}
+
+impl Metadata {
+    /// Adds a batch to the running transaction in one step; the sequence number of the transaction it is in.
+    pub fn append(&self, batch: Batch) -> Result<u64> {
+        self.latch.check()?;
+        let bytes = batch.bytes() as u64;
+        let sequence = self.layers.with(|state| {
+            for (key, value) in batch.changes {
+                state.running.insert(key, value);
+            }
+            let open = &mut state.open;
+            open.deltas.extend(batch.deltas);
+            open.unwritten_blocks += batch.unwritten_blocks;
+            open.bytes += bytes;
+            self.running_bytes.store(open.bytes, Ordering::Relaxed);
+            open.sequence
+        });
+        Ok(sequence)
+    }
+
+    /// The record of a key.
+    pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.layers.get(key)
+    }
+
+    /// At most `limit` records of `from <= key < to`, and where to go on.
+    pub fn scan(&self, from: &[u8], to: &[u8], limit: usize) -> Result<Page> {
+        self.layers.scan(from, to, limit)
+    }
+
+    /// As `scan`, with the stored values unopened: check wants to see damaged ones.
+    pub fn scan_sealed(&self, from: &[u8], to: &[u8], limit: usize) -> Result<Page> {
+        self.layers.scan_sealed(from, to, limit)
+    }
+
+    /// The last record of `from <= key < to`.
+    pub fn last(&self, from: &[u8], to: &[u8]) -> Result<Option<(Key, Vec<u8>)>> {
+        self.layers.last(from, to)
+    }
+
+    /// A new inode number.
+    pub fn new_inode_number(&self) -> InodeNumber {
+        InodeNumber(self.next_inode.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Inode numbers given out so far.
+    pub fn inode_numbers_used(&self) -> u64 {
+        self.next_inode.load(Ordering::Relaxed)
+    }
+
+    /// Is there anything that a power cut would lose?
+    pub fn has_uncommitted(&self) -> bool {
+        self.running_bytes.load(Ordering::Relaxed) > 0
+    }
+
+    /// Is there anything committed that the index does not hold durably?
+    pub fn has_unapplied(&self) -> bool {
+        self.journal_used_bytes.load(Ordering::Relaxed) > 0
+    }
+
+    /// Journal bytes behind the last checkpoint.
+    pub fn journal_used_bytes(&self) -> u64 {
+        self.journal_used_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of the journal.
+    pub fn journal_size_bytes(&self) -> u64 {
+        self.journal_bytes
+    }
+
+    /// Sequence number of the last durable transaction.
+    pub fn durable_sequence(&self) -> u64 {
+        self.durable_sequence.load(Ordering::Acquire)
+    }
+
+    /// Bytes at which the running transaction is to be committed.
+    pub fn transaction_bytes_max(&self) -> u64 {
+        (8 << 20).min(self.journal_bytes / 16)
+    }
+
+    /// What an operation that adds metadata must see to first, before it takes any lock.
+    pub fn pressure(&self) -> Pressure {
+        if self.journal_used_bytes.load(Ordering::Relaxed) > self.journal_bytes / 2 {
+            Pressure::Checkpoint
+        } else if self.running_bytes.load(Ordering::Relaxed) > self.transaction_bytes_max() {
+            Pressure::Commit
+        } else {
+            Pressure::None
+        }
+    }
+
+    /// Sequence number of the transaction that appends go to now.
+    pub fn running_sequence(&self) -> u64 {
+        self.layers.read(|state| state.open.sequence)
+    }
+
+    /// An error when the index could not grow: operations that create must not begin, ones that delete may.
+    pub fn check_room(&self) -> Result<()> {
+        if self.is_index_full.load(Ordering::Relaxed) { Err(crate::error::Error::NoSpace) } else { Ok(()) }
+    }
+
+    /// The latch.
+    pub fn latch(&self) -> &Arc<Latch> {
+        &self.latch
+    }
+
+    /// Sets the latch for a fault and gives the error back.
+    pub(super) fn fail<T>(&self, doing: &str, error: crate::error::Error) -> Result<T> {
+        self.latch.set(&format!("{doing}: {error}"), true);
+        Err(error)
+    }
+
+    /// Figures for `info` and `stats`.
+    pub fn status(&self) -> serde_json::Value {
+        let pending = self.layers.read(|state| (state.pending.len(), state.pending_bytes));
+        serde_json::json!({
+            "durable_sequence": self.durable_sequence(),
+            "running_bytes": self.running_bytes.load(Ordering::Relaxed),
+            "pending_records": pending.0,
+            "pending_bytes": pending.1,
+            "journal_bytes": self.journal_bytes,
+            "journal_used_bytes": self.journal_used_bytes.load(Ordering::Relaxed),
+            "index_bytes": self.index.disk_bytes(),
+            "index_healed_pages": self.index.healed_count(),
+        })
+    }
+}

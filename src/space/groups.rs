@@ -1,1 +1,336 @@
-//! (being written)
+//! Groups and the counts of space: what is open, reserved, promised; opening further groups on the host; what checkpoints store.
+
+use super::allocator::Cursors;
+use super::bitmap::Bitmap;
+use super::pinned::{EpochGuard, Pinned, Run};
+use crate::disk::Disk;
+use crate::error::{Error, Result};
+use crate::lock::{Rank, RankedMutex, assert_may_wait};
+use crate::meta::records::{GroupRecord, PROFILE_SINGLE};
+use crate::units::{BLOCK_SIZE, BlockAddress};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// One open group.
+#[derive(Debug)]
+pub(super) struct Group {
+    pub(super) device: u32,
+    pub(super) device_offset: u64,
+    pub(super) used: Bitmap,
+    pub(super) free: u32,
+    applied: Bitmap,
+    is_applied_dirty: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    /// By group number; groups open in the order of their numbers.
+    pub(super) groups: Vec<Group>,
+    pub(super) free: u64,
+    pub(super) reserved: u64,
+    promised: u64,
+    pub(super) cursors: Cursors,
+    /// Places where groups can still be opened: device, offset.
+    slots: Vec<(u32, u64)>,
+}
+
+/// One device with whether it was written to since its last flush.
+#[derive(Debug)]
+pub(super) struct Device {
+    pub(super) id: u32,
+    pub(super) disk: Arc<dyn Disk>,
+    pub(super) is_dirty: AtomicBool,
+}
+
+/// Groups, free space, reservations and the way from a logical block to a device.
+#[derive(Debug)]
+pub struct Space {
+    pub(super) devices: Vec<Device>,
+    pub(super) blocks_per_group: u64,
+    pub(super) state: RankedMutex<State>,
+    pub(super) pinned: Arc<Pinned>,
+    is_opening: parking_lot::Mutex<()>,
+}
+
+/// Counts for statfs and `info`, in blocks.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SpaceCounts {
+    /// All groups, open or not.
+    pub total: u64,
+    /// Neither used nor pinned, in open groups.
+    pub free: u64,
+    /// In groups that can still be opened, as far as the host has room.
+    pub unopened: u64,
+    /// Promised to dirty blocks.
+    pub reserved: u64,
+    /// Promised to unwritten ranges.
+    pub promised: u64,
+    /// Freed, waiting for reads to end.
+    pub pinned: u64,
+    /// Open groups.
+    pub groups: u64,
+}
+
+/// A group that has its place on the host and waits to be recorded.
+#[derive(Debug)]
+pub struct NewGroup {
+    /// Its number.
+    pub number: u64,
+    /// What to record.
+    pub record: GroupRecord,
+}
+
+impl Space {
+    /// `open_groups`: number order, with the stored bitmap (None: never stored, all free). `first_offset` is where groups
+    /// begin on each device and `ends` how far they may reach.
+    pub fn new(
+        devices: Vec<(u32, Arc<dyn Disk>)>,
+        areas: &[(u64, u64)],
+        blocks_per_group: u32,
+        open_groups: Vec<(GroupRecord, Option<Vec<u8>>)>,
+        promised: u64,
+    ) -> Result<Space> {
+        let group_bytes = u64::from(blocks_per_group) * BLOCK_SIZE;
+        let mut slots = Vec::new();
+        let most = areas.iter().map(|(begin, end)| end.saturating_sub(*begin) / group_bytes).max().unwrap_or(0);
+        // Devices in turn, so that groups spread; popped from the end.
+        for number in (0..most).rev() {
+            for ((device, _), (begin, end)) in devices.iter().zip(areas).rev() {
+                let offset = begin + number * group_bytes;
+                if offset + group_bytes <= *end {
+                    slots.push((*device, offset));
+                }
+            }
+        }
+        let mut state =
+            State { groups: Vec::new(), free: 0, reserved: 0, promised, cursors: Cursors::default(), slots };
+        for (number, (record, bitmap)) in open_groups.into_iter().enumerate() {
+            let Some((device, device_offset)) = record.copies.first().copied() else {
+                return Err(Error::corrupt(format!("group {number} has no place")));
+            };
+            let applied = match bitmap {
+                None => Bitmap::new(blocks_per_group),
+                Some(bytes) => Bitmap::from_bytes(blocks_per_group, &bytes)
+                    .ok_or_else(|| Error::corrupt(format!("bitmap of group {number} has a wrong length")))?,
+            };
+            state.slots.retain(|slot| *slot != (device, device_offset));
+            state.add(Group::new(device, device_offset, applied));
+        }
+        let devices = devices
+            .into_iter()
+            .map(|(id, disk)| Device { id, disk, is_dirty: AtomicBool::new(false) })
+            .collect();
+        Ok(Space {
+            devices,
+            blocks_per_group: u64::from(blocks_per_group),
+            state: RankedMutex::new(Rank::Space, state),
+            pinned: Arc::default(),
+            is_opening: parking_lot::Mutex::new(()),
+        })
+    }
+
+    /// Begins a read: blocks freed from now on are not used again before the guard is dropped.
+    pub fn enter_read(&self) -> EpochGuard {
+        self.pinned.enter()
+    }
+
+    /// Promises `blocks` to dirty data, if that many are free now.
+    pub fn reserve(&self, blocks: u64) -> bool {
+        let mut state = self.state.lock();
+        let fits = state.free >= state.reserved + state.promised + blocks;
+        if fits {
+            state.reserved += blocks;
+        }
+        fits
+    }
+
+    /// Gives a promise back.
+    pub fn release(&self, blocks: u64) {
+        let mut state = self.state.lock();
+        debug_assert!(state.reserved >= blocks, "released {blocks} of {}", state.reserved);
+        state.reserved = state.reserved.saturating_sub(blocks);
+    }
+
+    /// Promises `blocks` to unwritten ranges, if that many are free now.
+    pub fn promise(&self, blocks: u64) -> bool {
+        let mut state = self.state.lock();
+        let fits = state.free >= state.reserved + state.promised + blocks;
+        if fits {
+            state.promised += blocks;
+        }
+        fits
+    }
+
+    /// Unwritten ranges of `blocks` are gone.
+    pub fn unpromise(&self, blocks: u64) {
+        let mut state = self.state.lock();
+        state.promised = state.promised.saturating_sub(blocks);
+    }
+
+    /// Turns a promise to an unwritten range into one to the dirty data that fills it.
+    pub fn claim_promise(&self, blocks: u64) {
+        let mut state = self.state.lock();
+        state.promised = state.promised.saturating_sub(blocks);
+        state.reserved += blocks;
+    }
+
+    /// Free blocks that nothing is promised.
+    pub fn available(&self) -> u64 {
+        let state = self.state.lock();
+        state.free.saturating_sub(state.reserved + state.promised)
+    }
+
+    /// Finds a place for one more group and makes the host allocate it (slow). None when there is no place; an error when the
+    /// host has no room. The caller records it, then calls `add_group`. One caller at a time keeps the guard until then.
+    pub fn prepare_group(&self) -> Result<Option<(NewGroup, parking_lot::MutexGuard<'_, ()>)>> {
+        assert_may_wait("opening a group");
+        let opening = self.is_opening.lock();
+        let (number, slot) = {
+            let state = self.state.lock();
+            (state.groups.len() as u64, state.slots.last().copied())
+        };
+        let Some((device, offset)) = slot else { return Ok(None) };
+        self.device(device)?.disk.allocate(offset, self.blocks_per_group * BLOCK_SIZE)?;
+        let record = GroupRecord { profile: PROFILE_SINGLE, copies: vec![(device, offset)] };
+        Ok(Some((NewGroup { number, record }, opening)))
+    }
+
+    /// Opens the group for allocation; its record is in the running transaction by now.
+    pub fn add_group(&self, group: &NewGroup) {
+        let mut state = self.state.lock();
+        if let Some((device, offset)) = group.record.copies.first().copied() {
+            state.slots.retain(|slot| *slot != (device, offset));
+            state.add(Group::new(device, offset, Bitmap::new(self.blocks_per_group as u32)));
+        }
+    }
+
+    /// Blocks in a group.
+    pub fn blocks_per_group(&self) -> u64 {
+        self.blocks_per_group
+    }
+
+    /// Sets and clears bits of the applied state: one transaction has reached the index.
+    pub fn apply(&self, allocated: &[Run], freed: &[Run]) -> Result<()> {
+        let mut state = self.state.lock();
+        for (runs, used) in [(allocated, true), (freed, false)] {
+            for (first, count) in runs {
+                let (group, block) = state.group_mut(*first, self.blocks_per_group)?;
+                group.applied.set(block, *count, used);
+                group.is_applied_dirty = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// As `apply`, for the allocator's view too: replay of a journal record.
+    pub fn replay(&self, allocated: &[Run], freed: &[Run]) -> Result<()> {
+        let mut state = self.state.lock();
+        for (runs, used) in [(allocated, true), (freed, false)] {
+            for (first, count) in runs {
+                let (group, block) = state.group_mut(*first, self.blocks_per_group)?;
+                let changed = group.used.set(block, *count, used);
+                if used {
+                    group.free -= changed;
+                    state.free -= u64::from(changed);
+                } else {
+                    group.free += changed;
+                    state.free += u64::from(changed);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Bitmaps changed since the last checkpoint. `settle_bitmaps` follows when they are stored.
+    pub fn changed_bitmaps(&self) -> Vec<(u64, Vec<u8>)> {
+        let state = self.state.lock();
+        let changed = state.groups.iter().enumerate().filter(|(_, group)| group.is_applied_dirty);
+        changed.map(|(number, group)| (number as u64, group.applied.to_bytes())).collect()
+    }
+
+    /// The changed bitmaps are stored.
+    pub fn settle_bitmaps(&self) {
+        for group in &mut self.state.lock().groups {
+            group.is_applied_dirty = false;
+        }
+    }
+
+    /// Pins blocks that a durable transaction freed, or that no transaction ever named.
+    pub fn free(&self, runs: Vec<Run>) -> Result<()> {
+        self.pinned.pin(runs);
+        self.collect_released()
+    }
+
+    /// Makes pinned blocks free whose readers are gone.
+    pub fn collect_released(&self) -> Result<()> {
+        let released = self.pinned.take_released();
+        if released.is_empty() {
+            return Ok(());
+        }
+        let mut state = self.state.lock();
+        for (first, count) in released {
+            let (group, block) = state.group_mut(first, self.blocks_per_group)?;
+            let changed = group.used.set(block, count, false);
+            group.free += changed;
+            state.free += u64::from(changed);
+        }
+        Ok(())
+    }
+
+    /// The counts now.
+    pub fn counts(&self) -> SpaceCounts {
+        let pinned = self.pinned.blocks();
+        let host = self.devices.iter().filter_map(|device| device.disk.host_free_bytes()).min();
+        let state = self.state.lock();
+        let unopened = state.slots.len() as u64;
+        let can_open = host.map_or(unopened, |bytes| unopened.min(bytes / (self.blocks_per_group * BLOCK_SIZE)));
+        SpaceCounts {
+            total: (state.groups.len() as u64 + unopened) * self.blocks_per_group,
+            free: state.free,
+            unopened: can_open * self.blocks_per_group,
+            reserved: state.reserved,
+            promised: state.promised,
+            pinned,
+            groups: state.groups.len() as u64,
+        }
+    }
+
+    /// Does the bitmap of the open groups say that the block is used? For check.
+    pub fn is_used(&self, block: BlockAddress) -> Option<bool> {
+        let state = self.state.lock();
+        let group = state.groups.get((block.0 / self.blocks_per_group) as usize)?;
+        Some(group.used.get((block.0 % self.blocks_per_group) as u32))
+    }
+
+    /// The used blocks of an open group, for check.
+    pub fn used_in_group(&self, number: u64) -> Option<Bitmap> {
+        let state = self.state.lock();
+        Some(state.groups.get(usize::try_from(number).ok()?)?.used.clone())
+    }
+
+    pub(super) fn device(&self, id: u32) -> Result<&Device> {
+        self.devices.iter().find(|device| device.id == id).ok_or_else(|| Error::corrupt(format!("no device {id}")))
+    }
+}
+
+impl Group {
+    fn new(device: u32, device_offset: u64, applied: Bitmap) -> Group {
+        let free = applied.len() - applied.count();
+        Group { device, device_offset, used: applied.clone(), free, applied, is_applied_dirty: false }
+    }
+}
+
+impl State {
+    fn add(&mut self, group: Group) {
+        self.free += u64::from(group.free);
+        self.groups.push(group);
+    }
+
+    pub(super) fn group_mut(&mut self, block: u64, blocks_per_group: u64) -> Result<(&mut Group, u32)> {
+        let group = self
+            .groups
+            .get_mut((block / blocks_per_group) as usize)
+            .ok_or_else(|| Error::corrupt(format!("block {block} is in no open group")))?;
+        Ok((group, (block % blocks_per_group) as u32))
+    }
+}

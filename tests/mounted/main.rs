@@ -1,2 +1,9 @@
-//! (being written)
-fn main() {}
+//! Tests of the whole program: the built binary, the kernel, a mount. They need root and /dev/fuse.
+
+mod cli;
+mod content;
+mod crash;
+#[path = "../common/mount.rs"]
+mod mount;
+mod names;
+mod smoke;

@@ -1,0 +1,74 @@
+# sumfs: everything that people and CI run. `make` lists the targets.
+
+STORE  ?= /var/lib/sumfs/store
+MNT    ?= /mnt/sumfs
+PREFIX ?= /usr/local
+SEEDS  ?= 200
+# rustup's place is looked at too: sudo and su often leave it out of PATH.
+CARGO  ?= $(or $(shell command -v cargo 2>/dev/null),$(wildcard $(HOME)/.cargo/bin/cargo),cargo)
+TARGET ?= $(or $(CARGO_TARGET_DIR),target)
+SUMFS  := $(TARGET)/release/sumfs
+
+.DEFAULT_GOAL := help
+.PHONY: help deps build test mounted crash lint fmt bench install mount
+
+# $(call need,COMMAND,DEBIAN PACKAGES): installs the packages unless the command is there.
+need = @command -v $(1) >/dev/null 2>&1 || { \
+	command -v apt-get >/dev/null 2>&1 || { echo "$(1) is missing and there is no apt-get: install it ($(2)) and try again" >&2; exit 1; }; \
+	test "$$(id -u)" = 0 || { echo "$(1) is missing; as root: apt-get install $(2)" >&2; exit 1; }; \
+	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(2); }
+
+help: ## List the targets
+	@echo "Targets (STORE=$(STORE) MNT=$(MNT) PREFIX=$(PREFIX) SEEDS=$(SEEDS)):"
+	@sed -n 's/^\([a-z]*\):.*## /  \1	/p' $(MAKEFILE_LIST) | expand -t 14
+
+deps: ## Install what building needs (Debian packages by name; Rust must be there)
+	@command -v $(CARGO) >/dev/null 2>&1 || { \
+		echo "cargo is missing: install Rust 1.90 or newer, for instance with the installer at https://rustup.rs" >&2; exit 1; }
+	$(call need,cc,gcc libc6-dev)
+
+build: deps ## Build the program: target/release/sumfs
+	$(CARGO) build --release
+
+test: deps ## All tests: unit, in process, and (as root) on real mounts
+	$(call need,python3,python3-minimal)
+	$(CARGO) test --release
+
+mounted: deps ## Only the tests on real mounts; as root
+	$(call need,python3,python3-minimal)
+	$(CARGO) test --release --test mounted
+
+crash: deps ## Only the simulated power cuts; SEEDS= says how many
+	SEEDS=$(SEEDS) $(CARGO) test --release --test in_process crash -- --nocapture
+
+lint: deps ## Formatting, clippy, documentation: no warning passes
+	$(CARGO) fmt --check
+	$(CARGO) clippy --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps
+
+fmt: ## Format the sources
+	$(CARGO) fmt
+
+bench: build ## Compare with btrfs on this machine; as root
+	python3 tests/bench/compare.py --bin $(SUMFS) --fs sumfs,btrfs
+
+install: build ## Install PREFIX/bin/sumfs, and /sbin/mount.fuse.sumfs for mount(8) and fstab
+	install -D -m 755 $(SUMFS) $(DESTDIR)$(PREFIX)/bin/sumfs
+	install -d $(DESTDIR)/sbin
+	ln -sf $(PREFIX)/bin/sumfs $(DESTDIR)/sbin/mount.fuse.sumfs
+
+mount: build ## Make a store in STORE if there is none and mount it on MNT; as root
+	@test "$$(id -u)" = 0 || { echo "make mount needs root" >&2; exit 1; }
+	@test -d "$(STORE)" || { mkdir -p "$$(dirname "$(STORE)")" && $(SUMFS) mkfs "$(STORE)"; }
+	@mkdir -p "$(MNT)"
+	@if findmnt -n -t fuse.sumfs "$(MNT)" >/dev/null; then echo "$(MNT) is mounted already."; else $(SUMFS) mount "$(STORE)" "$(MNT)"; fi
+	@echo
+	@echo "The store $(STORE) is mounted on $(MNT). Use it like any directory, for instance:"
+	@echo "    cp -a /usr/share/doc $(MNT)/"
+	@echo "    $(SUMFS) info $(MNT)"
+	@echo "    $(SUMFS) stats $(MNT)"
+	@echo "Unmount it, and check it if you like, with:"
+	@echo "    $(SUMFS) umount $(MNT)"
+	@echo "    $(SUMFS) check --data $(STORE)"
+	@echo "Mount it again with:"
+	@echo "    $(SUMFS) mount $(STORE) $(MNT)"

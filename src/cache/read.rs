@@ -1,0 +1,89 @@
+//! A read through the cache: a hit is a slice of a segment; a miss loads, verified, what is not here.
+
+use super::segment::{Segment, State};
+use super::{Cache, CachedFile};
+use crate::disk::buffer::AlignedBuffer;
+use crate::error::{Error, Reason, Result};
+use crate::extent::load::whole_blocks;
+use crate::lock::Wait;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Bytes for a reply: a part of a shared buffer.
+#[derive(Clone, Debug, Default)]
+pub struct ReadData {
+    buffer: Option<Arc<AlignedBuffer>>,
+    range: Range<usize>,
+}
+
+impl ReadData {
+    fn new(buffer: Arc<AlignedBuffer>, range: Range<usize>) -> ReadData {
+        ReadData { buffer: Some(buffer), range }
+    }
+
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        self.buffer.as_deref().and_then(|buffer| buffer.get(self.range.clone())).unwrap_or_default()
+    }
+}
+
+impl Cache {
+    /// Reads `range` (already cut to the size). Under `Allowed` the caller holds the whole blocks shared.
+    pub fn read(&self, file: &Arc<CachedFile>, range: Range<u64>, keep: bool, wait: Wait) -> Result<ReadData> {
+        if range.is_empty() {
+            return Ok(ReadData::default());
+        }
+        let whole = whole_blocks(range.clone());
+        let within = (range.start - whole.start) as usize..(range.end - whole.start) as usize;
+        let (gaps, mut assembled) = {
+            let mut content = file.content.lock();
+            if let Some((buffer, range)) = content.segments.single(range.clone()) {
+                self.stats.cache_hits.fetch_add(1, Ordering::Relaxed);
+                return Ok(ReadData::new(buffer, range));
+            }
+            let gaps = content.segments.gaps(whole.clone());
+            if !gaps.is_empty() && wait == Wait::Never {
+                return Err(Error::WouldBlock(Reason::NotCached));
+            }
+            let length = (whole.end - whole.start) as usize;
+            let assembled = AlignedBuffer::filled_by(length, |buffer| content.segments.copy_out(whole.clone(), buffer));
+            (gaps, assembled)
+        };
+        if gaps.is_empty() {
+            self.stats.cache_hits.fetch_add(1, Ordering::Relaxed);
+            return Ok(ReadData::new(Arc::new(assembled), within));
+        }
+        self.stats.cache_misses.fetch_add(1, Ordering::Relaxed);
+        for gap in &gaps {
+            let part = (gap.start - whole.start) as usize..(gap.end - whole.start) as usize;
+            if let Some(target) = assembled.get_mut(part) {
+                self.extents.load(&file.extents, gap.start, target)?;
+            }
+        }
+        if keep && self.keeps_clean {
+            self.keep_loaded(file, &whole, &gaps, &assembled);
+        }
+        Ok(ReadData::new(Arc::new(assembled), within))
+    }
+
+    /// Enters what was loaded into the cache, where nothing newer came meanwhile.
+    fn keep_loaded(&self, file: &Arc<CachedFile>, whole: &Range<u64>, gaps: &[Range<u64>], bytes: &AlignedBuffer) {
+        let (before, after) = {
+            let mut content = file.content.lock();
+            let before = content.segments.total_bytes;
+            for gap in gaps {
+                let part = bytes.get((gap.start - whole.start) as usize..(gap.end - whole.start) as usize);
+                if let (Some(part), true) = (part, content.segments.gaps(gap.clone()) == [gap.clone()]) {
+                    content.segments.insert(gap.start, Segment::new(AlignedBuffer::copy_of(part), State::Clean));
+                }
+            }
+            (before, content.segments.total_bytes)
+        };
+        self.account(before, after);
+        self.queue_for_eviction(file);
+        if self.total_bytes() > self.budget_bytes {
+            self.evict();
+        }
+    }
+}

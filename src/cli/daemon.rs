@@ -1,0 +1,142 @@
+//! The process that serves a mount, in front (`mount -f`) or as a daemon.
+//!
+//! The order matters: what must happen while there is one thread comes first (session, directory, IO_FLUSHER), then
+//! the store is locked and opened, then the mount, last the caller is told and let go. On the way out: unmounted, store closed,
+//! those who wait are told, lock free. All errors before the mount is usable go to the caller, later ones to the log.
+
+use super::mount::{CODE_FAILED, Plan, READY};
+use super::{Failure, Outcome, WithCode, info, logging};
+use crate::control::{self, Command};
+use crate::error::Error;
+use crate::fs::{AccessTimes, Filesystem, Options};
+use crate::fuse::session::{self, CacheMode, SessionOptions};
+use crate::store::StoreDirectory;
+use crate::sys;
+use serde_json::{Value, json};
+use std::fs::File;
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a mount waits for the store: after umount(8) has returned the last daemon may still be closing it.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Serves until unmounted.
+pub fn run(plan: &Plan) -> Outcome {
+    match serve(plan) {
+        Ok(()) => Ok(0),
+        Err(failure) if plan.daemon => {
+            // The pipe's other end prints it. Once the mount was usable nobody reads: then the log has it.
+            println!("{}", failure.message);
+            Err(Failure::new(failure.code, ""))
+        }
+        Err(failure) => Err(failure),
+    }
+}
+
+fn serve(plan: &Plan) -> std::result::Result<(), Failure> {
+    if plan.daemon {
+        // Cannot fail: a process just started by another one leads no group.
+        sys::new_session().ok();
+    }
+    match &plan.options.log {
+        Some(log) => logging::to_file(log).or_code(CODE_FAILED)?,
+        None if plan.daemon => logging::to_stderr_then_syslog(),
+        None => logging::to_stderr(),
+    }
+    rustix::process::chdir("/").map_err(|error| Failure::new(CODE_FAILED, format!("changing to /: {error}")))?;
+    sys::become_io_flusher();
+    sys::raise_open_files_limit();
+
+    let store = StoreDirectory::open(&plan.store, plan.options.filesystem.read_only, Some(LOCK_TIMEOUT)).or_code(CODE_FAILED)?;
+    let description = info::describe_store(&store);
+    let kernel_caches = plan.options.cache == CacheMode::Writeback;
+    let options = Options { kernel_caches, ..plan.options.filesystem.clone() };
+    let filesystem = Filesystem::open(store.disks().clone(), options).or_code(CODE_FAILED)?;
+    let mut control = start_control(plan, &store, description, &filesystem);
+
+    let options = session_options(plan);
+    let served = session::serve(Arc::clone(&filesystem), &plan.mountpoint, &options, || announce(plan));
+    if let Err(error) = &served {
+        tracing::error!("{}: {error}", plan.mountpoint.display());
+    }
+    if let Some(control) = &mut control {
+        control.stop();
+    }
+    let closed = filesystem.shutdown();
+    if let Err(error) = &closed {
+        tracing::error!("closing {}: {error}", plan.store.display());
+    }
+    // All that is open, before the word that the store is free.
+    drop((filesystem, store));
+    if let Some(control) = control {
+        control.finish(&closed);
+    }
+    served.and(closed).or_code(CODE_FAILED)
+}
+
+fn session_options(plan: &Plan) -> SessionOptions {
+    let options = &plan.options;
+    SessionOptions {
+        cache: options.cache,
+        read_only: options.filesystem.read_only,
+        allow_other: options.allow_other.unwrap_or_else(|| rustix::process::geteuid().is_root()),
+        suid: options.suid,
+        dev: options.dev,
+        exec: options.exec,
+        noatime: matches!(options.filesystem.access_times, AccessTimes::Noatime),
+        synchronous: options.synchronous,
+        source: plan.store.to_string_lossy().into_owned(),
+        threads: options.threads,
+        nowait: options.filesystem.nowait,
+        ..SessionOptions::default()
+    }
+}
+
+/// A mount without control works; what is lost is said once.
+fn start_control(
+    plan: &Plan,
+    store: &StoreDirectory,
+    description: Value,
+    filesystem: &Arc<Filesystem>,
+) -> Option<control::Server> {
+    let filesystem = Arc::clone(filesystem);
+    let answer: control::Answer = Arc::new(move |command| match command {
+        Command::Stats => Ok(filesystem.status()),
+        Command::Info => Ok(info::with_status(description.clone(), &filesystem)),
+        Command::Sync => filesystem.sync().map(|()| Value::Null),
+        Command::Pid | Command::Wait => Ok(json!(std::process::id())),
+    });
+    let started = control::socket_directory().and_then(|directory| {
+        if directory.starts_with(&plan.mountpoint) {
+            return Err(Error::usage(format!("{} would lie below the mount point", directory.display())));
+        }
+        control::Server::start(&directory, &control::socket_name(&store.uuid()), answer)
+    });
+    started
+        .inspect_err(|error| tracing::warn!("no control socket, so sumfs stats and sync will not reach this mount: {error}"))
+        .ok()
+}
+
+/// Lets go of everything of the caller's, then tells it. The other way round, a caller that waits for the end of our output could
+/// hang as long as the mount lives.
+fn announce(plan: &Plan) {
+    tracing::info!("{} mounted on {}", plan.store.display(), plan.mountpoint.display());
+    if !plan.daemon {
+        return;
+    }
+    let told = File::options().read(true).write(true).open("/dev/null").and_then(|null| {
+        rustix::stdio::dup2_stdin(&null)?;
+        logging::detach();
+        rustix::stdio::dup2_stderr(&null)?;
+        let mut caller = std::io::stdout();
+        let told = writeln!(caller, "{READY}").and_then(|()| caller.flush());
+        rustix::stdio::dup2_stdout(&null)?;
+        told
+    });
+    if let Err(error) = told {
+        // Whoever asked for the mount is gone (killed, timed out); a mount that nobody knows of is worse than none.
+        tracing::warn!("nobody waits for {} any more ({error}); unmounting", plan.mountpoint.display());
+        session::request_unmount(&plan.mountpoint).ok();
+    }
+}

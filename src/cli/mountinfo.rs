@@ -1,0 +1,87 @@
+//! Which sumfs mount a path of the command line means. The list of mounts is read ([`sys::mounts`]) instead of asking the mount
+//! point, because a stat of a mount point whose daemon is gone or busy fails or hangs.
+
+use super::{Failure, WithCode};
+use crate::error::{Error, Result};
+use crate::sys::{self, Mounted};
+use std::path::{Path, PathBuf};
+
+/// Is it one of ours?
+pub fn is_sumfs(mount: &Mounted) -> bool {
+    mount.file_system_type == sys::FILE_SYSTEM_TYPE
+}
+
+/// All mounts that this process sees, the topmost of a stack last.
+pub fn mounts() -> Result<Vec<Mounted>> {
+    sys::mounts().map_err(|source| Error::io("reading the list of mounts", source))
+}
+
+/// The topmost mount at exactly `mountpoint`, if there is one.
+pub fn mount_at(mountpoint: &Path) -> Result<Option<Mounted>> {
+    let wanted = absolute(mountpoint)?;
+    Ok(mounts()?.into_iter().rfind(|mount| mount.mountpoint == wanted))
+}
+
+/// Where the store at `store` is mounted.
+pub fn mount_of_store(store: &Path) -> Result<Option<Mounted>> {
+    let wanted = absolute(store)?;
+    Ok(mounts()?.into_iter().rfind(|mount| is_sumfs(mount) && mount.source == wanted))
+}
+
+/// The sumfs mount at `mountpoint`, or why there is none and what to do.
+pub fn sumfs_mount(mountpoint: &Path) -> std::result::Result<Mounted, Failure> {
+    let shown = mountpoint.display();
+    match mount_at(mountpoint).or_code(1)? {
+        Some(mount) if is_sumfs(&mount) => Ok(mount),
+        Some(mount) => Err(Failure::new(1, format!("{shown} is a mount of type {}, not of sumfs", mount.file_system_type))),
+        None => match mount_of_store(mountpoint) {
+            Ok(Some(mount)) => Err(Failure::new(
+                1,
+                format!("{shown} is a store; name the directory that it is mounted on: {}", mount.mountpoint.display()),
+            )),
+            _ => Err(Failure::new(
+                1,
+                format!("{shown} is not a mount point; `findmnt -t {}` lists what is mounted", sys::FILE_SYSTEM_TYPE),
+            )),
+        },
+    }
+}
+
+/// The path without links, dots and a trailing slash. Its last part is not looked at when that fails: a dead mount point must be
+/// nameable. An error when the parent does not exist.
+pub fn absolute(path: &Path) -> Result<PathBuf> {
+    if let Ok(whole) = path.canonicalize() {
+        return Ok(whole);
+    }
+    let failed = |source| Error::io(format!("looking up {}", path.display()), source);
+    let absolute = std::path::absolute(path).map_err(failed)?;
+    match (absolute.parent(), absolute.file_name()) {
+        (Some(parent), Some(name)) => Ok(parent.canonicalize().map_err(failed)?.join(name)),
+        _ => Ok(absolute),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_root_is_mounted_but_not_by_us() {
+        assert!(mount_at(Path::new("/")).unwrap().is_some());
+        let failure = sumfs_mount(Path::new("/")).unwrap_err();
+        assert!(failure.message.contains("not of sumfs"), "{}", failure.message);
+    }
+
+    #[test]
+    fn a_directory_that_is_no_mount_point_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let failure = sumfs_mount(directory.path()).unwrap_err();
+        assert!(failure.message.contains("not a mount point"), "{}", failure.message);
+    }
+
+    #[test]
+    fn a_missing_last_part_is_no_error_a_missing_parent_is() {
+        assert_eq!(absolute(Path::new("/no-such-name/")).unwrap(), Path::new("/no-such-name"));
+        assert!(absolute(Path::new("/no-such-name/below")).is_err());
+    }
+}

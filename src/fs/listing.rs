@@ -1,0 +1,95 @@
+//! Listings: entries in the order of their cookies, which count up and are never used again, so that a listing can go on
+//! behind any entry whatever was created or removed meanwhile. It ends at the cookie that was next when the directory was last
+//! read from its start: files created while listing do not make it endless.
+
+use super::inode::Inode;
+use super::types::{Attributes, DirectoryEntry};
+use super::Filesystem;
+use crate::error::{Error, Result};
+use crate::meta::records::{CookieRecord, FileKind};
+use crate::meta::schema::{self, Parsed};
+use crate::units::InodeNumber;
+use std::sync::Arc;
+
+const COOKIE_DOT: u64 = 1;
+const COOKIE_DOT_DOT: u64 = 2;
+const COOKIE_FIRST: u64 = 3;
+const ENTRIES_AT_ONCE: usize = 128;
+
+impl Filesystem {
+    /// Lists `inode` behind `cookie` (0: from the start). `visit` gives false for an entry that it has no room for.
+    pub fn readdir(&self, inode: InodeNumber, cookie: u64, visit: &mut dyn FnMut(DirectoryEntry<'_>) -> bool) -> Result<()> {
+        let directory = self.directory(inode)?;
+        self.note_access(&directory);
+        let (end, parent) = listing_end(&directory, cookie);
+        for (dot, number, name) in [(COOKIE_DOT, inode, &b"."[..]), (COOKIE_DOT_DOT, parent, &b".."[..])] {
+            let entry = DirectoryEntry { inode: number, next: dot, kind: FileKind::Directory, name };
+            if cookie < dot && !visit(entry) {
+                return Ok(());
+            }
+        }
+        let mut from = schema::entry_by_cookie(inode, (cookie + 1).max(COOKIE_FIRST));
+        let to = schema::entry_by_cookie(inode, end);
+        loop {
+            let (items, next) = self.meta.scan(&from, &to, ENTRIES_AT_ONCE)?;
+            for (key, record) in &items {
+                let Some(Parsed::EntryByCookie { cookie, .. }) = schema::parse(key) else { continue };
+                let record = CookieRecord::decode(record)?;
+                let entry = DirectoryEntry { inode: record.inode, next: cookie, kind: record.kind, name: &record.name };
+                if !visit(entry) {
+                    return Ok(());
+                }
+            }
+            match next {
+                Some(next) => from = next,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// As `readdir`, with attributes; the count of lookups of every entry taken rises, but for `.` and `..`.
+    pub fn readdirplus(
+        &self,
+        inode: InodeNumber,
+        cookie: u64,
+        visit: &mut dyn FnMut(DirectoryEntry<'_>, &Attributes) -> bool,
+    ) -> Result<()> {
+        let mut failed = None;
+        self.readdir(inode, cookie, &mut |entry| {
+            let is_dot = entry.next < COOKIE_FIRST;
+            // Counted first: an inode that the kernel knows is not reaped.
+            if !is_dot {
+                self.table.add_lookup(entry.inode);
+            }
+            let attributes = match self.inode(entry.inode) {
+                Ok(found) => found.attributes(),
+                Err(error) => {
+                    if !is_dot {
+                        self.forget(entry.inode, 1);
+                    }
+                    // Unlinked meanwhile: not listed any more.
+                    if !matches!(error, Error::Stale) {
+                        failed = Some(error);
+                        return false;
+                    }
+                    return true;
+                }
+            };
+            let is_taken = visit(entry, &attributes);
+            if !is_taken && !is_dot {
+                self.forget(entry.inode, 1);
+            }
+            is_taken
+        })?;
+        failed.map_or(Ok(()), Err)
+    }
+}
+
+fn listing_end(directory: &Arc<Inode>, cookie: u64) -> (u64, InodeNumber) {
+    let mut state = directory.state.lock();
+    let next = state.record.next_cookie;
+    if cookie == 0 {
+        state.listing_end = Some(next);
+    }
+    (state.listing_end.unwrap_or(next), state.record.parent)
+}

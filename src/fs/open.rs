@@ -1,0 +1,131 @@
+//! Opening and closing a store.
+
+use super::background::Signals;
+use super::inode_table::InodeTable;
+use super::{Filesystem, Options};
+use crate::cache::Cache;
+use crate::disk::label;
+use crate::disk::superblock::Superblock;
+use crate::error::Result;
+use crate::extent::Extents;
+use crate::extent::checksum::Checksummer;
+use crate::lock::{Rank, RankedMutex};
+use crate::meta::latch::Latch;
+use crate::meta::redb_index::RedbIndex;
+use crate::meta::{Metadata, Parts};
+use crate::stats::Stats;
+use crate::store::Disks;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Share of the cache budget that the index has, and its bounds in bytes.
+const INDEX_CACHE_SHARE: u64 = 4;
+const INDEX_CACHE_BYTES: (u64, u64) = (8 << 20, 128 << 20);
+
+impl Filesystem {
+    /// Opens a store: replays the journal, finishes truncations, starts the threads. With `read_only` no byte is written.
+    pub fn open(disks: Disks, options: Options) -> Result<Arc<Filesystem>> {
+        let found = Superblock::read(&*disks.superblock)?;
+        let superblock = found.superblock;
+        for copy in &found.damaged_copies {
+            tracing::warn!("superblock copy at {copy} is damaged; the other one is used{}", if options.read_only { "" } else { " and it is written anew" });
+        }
+        let stats = Arc::new(Stats::default());
+        let latch = Arc::new(Latch::default());
+        let index_bytes = (options.cache_bytes / INDEX_CACHE_SHARE).clamp(INDEX_CACHE_BYTES.0, INDEX_CACHE_BYTES.1);
+        let index = RedbIndex::open(disks.index.clone(), index_bytes as usize, options.read_only)?;
+        let mut devices = Vec::new();
+        for (entry, disk) in superblock.devices.iter().zip(&disks.devices) {
+            let area = label::data_area(entry.len);
+            devices.push((entry.id, disk.clone(), (area.start, area.end)));
+        }
+        let (meta, replayed) = Metadata::open(Parts {
+            store_id: superblock.uuid,
+            index: Arc::new(index),
+            journal: disks.journal.clone(),
+            devices,
+            blocks_per_group: superblock.blocks_per_group,
+            stats: stats.clone(),
+            latch: latch.clone(),
+        })?;
+        if replayed.transactions > 0 {
+            tracing::info!("replayed {} transactions from the journal", replayed.transactions);
+        }
+        if options.read_only {
+            latch.set("mounted read-only", false);
+        }
+        let filesystem = Arc::new(Self::assemble(meta, stats, superblock, &disks, options, index_bytes));
+        filesystem.begin_use()?;
+        Ok(filesystem)
+    }
+
+    fn assemble(meta: Metadata, stats: Arc<Stats>, superblock: Superblock, disks: &Disks, options: Options, index_bytes: u64) -> Filesystem {
+        let meta = Arc::new(meta);
+        let space = meta.space().clone();
+        let extents = Arc::new(Extents {
+            meta: meta.clone(),
+            space: space.clone(),
+            checksummer: Checksummer::new(options.checksum_inline_max_bytes),
+            stats: stats.clone(),
+        });
+        let budget = options.cache_bytes.saturating_sub(index_bytes).max(8 << 20);
+        let cache = Cache::new(extents.clone(), stats.clone(), budget, !options.kernel_caches);
+        Filesystem {
+            meta,
+            space,
+            extents,
+            cache: Arc::new(cache),
+            stats,
+            options,
+            table: InodeTable::default(),
+            names: RankedMutex::new(Rank::Names, ()),
+            listed: Default::default(),
+            flush_list: Default::default(),
+            role: Default::default(),
+            reap_queue: Default::default(),
+            activity: Default::default(),
+            signals: Signals::default(),
+            threads: Default::default(),
+            superblock: superblock.into(),
+            superblock_disk: disks.superblock.clone(),
+            reported: Default::default(),
+        }
+    }
+
+    fn begin_use(self: &Arc<Filesystem>) -> Result<()> {
+        if self.meta.latch().check().is_err() {
+            return Ok(());
+        }
+        {
+            let mut superblock = self.superblock.lock();
+            superblock.clean_sequence = None;
+            superblock.write(&*self.superblock_disk)?;
+        }
+        if self.space.counts().groups == 0 {
+            self.open_group()?;
+        }
+        self.take_up_orphans()?;
+        if self.options.background {
+            self.start_threads()?;
+        }
+        Ok(())
+    }
+
+    /// Makes everything durable, checkpoints and marks the store as cleanly closed. Nothing may be called afterwards. With
+    /// the latch set, what is acknowledged is in the journal already, and the reason is returned.
+    pub fn shutdown(&self) -> Result<()> {
+        self.stop_threads();
+        if self.options.read_only {
+            return Ok(());
+        }
+        self.meta.latch().check()?;
+        self.reap_all()?;
+        self.sync()?;
+        self.meta.checkpoint()?;
+        let mut superblock = self.superblock.lock();
+        superblock.clean_sequence = Some(self.meta.durable_sequence());
+        superblock.write(&*self.superblock_disk)?;
+        self.stats.healed_index_pages.store(self.meta.index().healed_count(), Ordering::Relaxed);
+        Ok(())
+    }
+}

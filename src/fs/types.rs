@@ -1,0 +1,189 @@
+//! What goes in and out of the file system: plain values, no protocol.
+
+use crate::error::Result;
+use crate::meta::records::FileKind;
+use crate::units::{InodeNumber, Timestamp};
+
+/// Who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// Effective user.
+    pub uid: u32,
+    /// Effective group.
+    pub gid: u32,
+    /// Process.
+    pub pid: u32,
+}
+
+impl Caller {
+    /// root.
+    pub const ROOT: Caller = Caller { uid: 0, gid: 0, pid: 0 };
+}
+
+/// Attributes of an inode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Attributes {
+    pub inode: InodeNumber,
+    /// Bytes.
+    pub size: u64,
+    /// Space taken, in units of 512 bytes.
+    pub blocks_512: u64,
+    pub accessed: Timestamp,
+    pub modified: Timestamp,
+    pub changed: Timestamp,
+    pub created: Timestamp,
+    /// With type bits.
+    pub mode: u32,
+    pub links: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub rdev: u32,
+}
+
+/// A time to set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetTime {
+    /// The current time.
+    Now,
+    /// This time.
+    To(Timestamp),
+}
+
+/// Attributes to set; None leaves one as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct SetAttributes {
+    pub mode: Option<u32>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    pub size: Option<u64>,
+    pub accessed: Option<SetTime>,
+    pub modified: Option<SetTime>,
+    pub changed: Option<Timestamp>,
+}
+
+/// What rename does about an existing target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RenameMode {
+    /// Replaces it.
+    Replace,
+    /// Fails.
+    NoReplace,
+    /// Exchanges the two.
+    Exchange,
+}
+
+/// What setxattr does about an existing attribute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum XattrMode {
+    Any,
+    Create,
+    Replace,
+}
+
+/// Modes of fallocate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum FallocateMode {
+    Allocate,
+    AllocateKeepSize,
+    PunchHole,
+    ZeroRange,
+    ZeroRangeKeepSize,
+}
+
+/// How to read.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ReadFlags {
+    /// O_DIRECT: do not keep it in the cache.
+    pub direct: bool,
+    /// O_NOATIME.
+    pub no_atime: bool,
+}
+
+/// How to write.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WriteFlags {
+    /// From the kernel's cache: the times are the kernel's.
+    pub from_cache: bool,
+    /// O_DIRECT: on the device before it returns.
+    pub direct: bool,
+    /// O_SYNC or O_DSYNC: durable before it returns.
+    pub sync: bool,
+    /// Clear suid and sgid.
+    pub kill_suid: bool,
+}
+
+/// An entry of a listing.
+#[derive(Clone, Copy, Debug)]
+pub struct DirectoryEntry<'a> {
+    /// What it names.
+    pub inode: InodeNumber,
+    /// The cookie with which to go on behind it.
+    pub next: u64,
+    /// The inode's kind.
+    pub kind: FileKind,
+    /// The name.
+    pub name: &'a [u8],
+}
+
+/// For statfs, in blocks of 4096 bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct SpaceStatus {
+    pub blocks: u64,
+    pub free: u64,
+    pub available: u64,
+    pub inodes: u64,
+    pub inodes_free: u64,
+}
+
+/// Answers an fsync, at once or from another thread.
+pub type Done = Box<dyn FnOnce(Result<()>) + Send>;
+
+/// When reading changes access times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum AccessTimes {
+    Relatime,
+    Noatime,
+    Strictatime,
+}
+
+/// How to open a store.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Write nothing.
+    pub read_only: bool,
+    /// One budget for segments and index cache, in bytes.
+    pub cache_bytes: u64,
+    /// Longest time that something stays uncommitted.
+    pub commit_interval_ms: u64,
+    /// Data operations first try without waiting.
+    pub nowait: bool,
+    /// Larger work is checksummed on the pool.
+    pub checksum_inline_max_bytes: usize,
+    /// Access times.
+    pub access_times: AccessTimes,
+    /// The kernel caches the same pages: keep nothing clean here.
+    pub kernel_caches: bool,
+    /// Threads for writeback, commit, apply, reaping. Without them all that happens inline, in calls.
+    pub background: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            read_only: false,
+            cache_bytes: 256 << 20,
+            commit_interval_ms: 5000,
+            nowait: true,
+            checksum_inline_max_bytes: usize::MAX,
+            access_times: AccessTimes::Relatime,
+            kernel_caches: false,
+            background: true,
+        }
+    }
+}

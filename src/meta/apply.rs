@@ -1,0 +1,115 @@
+//! From the pending layer into the index, in the background; and checkpoints, which make the index durable and move the
+//! journal's tail. Never waits for a commit; needs no space on data devices.
+
+use super::layers::{Committed, Overlay};
+use super::records::{self, CheckpointRecord};
+use super::schema;
+use super::transaction::Metadata;
+use crate::error::Result;
+use crate::lock::assert_may_wait;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Bytes of host space that the index is to have ahead of its highest page, at least.
+const AHEAD_BYTES_MIN: u64 = 64 << 20;
+
+impl Metadata {
+    /// Bytes of committed records that wait to be applied.
+    pub fn pending_bytes(&self) -> u64 {
+        self.layers.read(|state| state.pending_bytes)
+    }
+
+    /// Moves all pending records into the index, not durably.
+    pub fn apply(&self) -> Result<()> {
+        self.apply_with(false)
+    }
+
+    /// Moves all pending records into the index and makes it durable.
+    pub fn checkpoint(&self) -> Result<()> {
+        self.apply_with(true)
+    }
+
+    fn apply_with(&self, is_durable: bool) -> Result<()> {
+        assert_may_wait("applying");
+        let role = self.apply.lock();
+        self.latch.check()?;
+        let (overlay, committed) = self.layers.with(|state| {
+            let overlay = Arc::new(std::mem::take(&mut state.pending));
+            state.applying = Some(overlay.clone());
+            state.pending_bytes = 0;
+            let next = Committed { position: state.committed.position, blocks: Vec::new() };
+            (overlay, std::mem::replace(&mut state.committed, next))
+        });
+        if overlay.is_empty() && (!is_durable || *self.tail.lock() == committed.position) {
+            self.layers.with(|state| state.applying = None);
+            return Ok(());
+        }
+        let result = self.apply_overlay(&overlay, &committed, is_durable);
+        drop(role);
+        match result {
+            Ok(()) => Ok(()),
+            Err(error) => self.fail(if is_durable { "index checkpoint" } else { "index apply" }, error),
+        }
+    }
+
+    fn apply_overlay(&self, overlay: &Overlay, committed: &Committed, is_durable: bool) -> Result<()> {
+        self.keep_ahead(overlay);
+        for (allocated, freed) in &committed.blocks {
+            self.space.apply(allocated, freed)?;
+        }
+        let extra = if is_durable { self.checkpoint_records(committed.position) } else { Overlay::new() };
+        let bitmaps = schema::table_begin(schema::BITMAPS);
+        let checkpoint = schema::checkpoint();
+        let mut changes = overlay
+            .range(..checkpoint.clone())
+            .chain(extra.range(..bitmaps.clone()))
+            .chain(overlay.range(checkpoint..bitmaps.clone()))
+            .chain(extra.range(bitmaps..))
+            .map(|(key, value)| (key.as_slice(), value.as_deref()));
+        self.index.apply(&mut changes, is_durable)?;
+        self.stats.applied_records.fetch_add(overlay.len() as u64, Ordering::Relaxed);
+        self.layers.applied(self.index.snapshot()?);
+        if is_durable {
+            self.space.settle_bitmaps();
+            let mut tail = self.tail.lock();
+            *tail = committed.position;
+            // Commits that came since then made the journal longer again; they will set the figure.
+            if self.durable_sequence() == committed.position.sequence {
+                self.journal_used_bytes.store(0, Ordering::Relaxed);
+            }
+            self.stats.checkpoints.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn checkpoint_records(&self, position: CheckpointRecord) -> Overlay {
+        let mut extra = Overlay::new();
+        let key = schema::checkpoint();
+        let value = records::seal(&key, position.encode());
+        extra.insert(key, Some(value));
+        for (group, bytes) in self.space.changed_bitmaps() {
+            let key = schema::bitmap(group);
+            let value = records::seal(&key, bytes);
+            extra.insert(key, Some(value));
+        }
+        extra
+    }
+
+    /// Keeps host space ahead of the index, so that redb never sees an ENOSPC; when the host has none, creating operations are
+    /// refused before that.
+    fn keep_ahead(&self, overlay: &Overlay) {
+        let bytes: usize = overlay.iter().map(|(key, value)| key.len() + value.as_ref().map_or(0, Vec::len)).sum();
+        let wanted = AHEAD_BYTES_MIN.min(self.journal_bytes).max(4 * bytes as u64);
+        if self.index.space_ahead_bytes() >= wanted {
+            return;
+        }
+        let is_full = match self.index.reserve_ahead(wanted) {
+            Ok(()) => false,
+            Err(error) => {
+                tracing::warn!("no space on the host for the index to grow: {error}; new files are refused until there is");
+                true
+            }
+        };
+        self.is_index_full.store(is_full, Ordering::Relaxed);
+    }
+}

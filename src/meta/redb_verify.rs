@@ -1,0 +1,142 @@
+//! Scrubbing the index disk: reads every header, table and page, both copies, and heals one from the other.
+//!
+//! A page of which both copies are bad is not yet damage: after a power cut, pages that redb was writing for the next tree may match
+//! no checksum, and stay like that until redb uses them. So those are handed to the caller, who asks redb whether it reaches them
+//! (`RedbIndex::verify`).
+//!
+//! The caller may go on reading and writing: each chunk is looked at under `writing`, in which checksums and disk agree.
+
+use super::redb_backend::{Backend, read_header};
+use super::redb_layout::{CHUNK_PAGES, Sums, decode_table, header_offset, page_offset, page_sum, table_offset};
+use crate::disk::buffer::AlignedBuffer;
+use crate::error::{Error, Result};
+use crate::units::BLOCK;
+
+/// Pages read at once.
+const READ_PAGES: usize = 256;
+
+impl Backend {
+    /// Looks at everything; the numbers of pages without a good copy.
+    pub(super) fn scrub(&self) -> Result<Vec<u64>> {
+        self.scrub_headers()?;
+        let mut lost = Vec::new();
+        let mut buffers = [0, 1].map(|_| AlignedBuffer::filled_by(READ_PAGES * BLOCK, |_| ()));
+        let mut chunk = 0;
+        while chunk < self.state.lock().directory.len() {
+            let _writing = self.writing.lock();
+            self.scrub_chunk(chunk, &mut buffers, &mut lost)?;
+            chunk += 1;
+        }
+        Ok(lost)
+    }
+
+    fn scrub_headers(&self) -> Result<()> {
+        let _writing = self.writing.lock();
+        let generation = self.state.lock().durable.generation;
+        let slots = [read_header(&*self.disk, 0), read_header(&*self.disk, 1)];
+        let good = slots.iter().flatten().find(|header| header.generation == generation);
+        let Some(good) = good.map(super::redb_layout::Header::encode) else {
+            return Err(Error::corrupt(format!("both headers of the index on {}", self.disk.name())));
+        };
+        for (slot, header) in slots.iter().enumerate() {
+            if header.as_ref().is_some_and(|header| header.generation == generation) {
+                continue;
+            }
+            if header.is_none() {
+                self.count_healed(1);
+                tracing::warn!("{}: index header {slot} was damaged, the other one is good", self.disk.name());
+            }
+            if self.writable {
+                // The next header goes here: the good slot stays until that one is durable.
+                self.state.lock().durable.slot = slot ^ 1;
+                self.disk.write_at(header_offset(slot), &good)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn scrub_chunk(&self, chunk: usize, buffers: &mut [AlignedBuffer; 2], lost: &mut Vec<u64>) -> Result<()> {
+        let (place, sums) = {
+            let mut state = self.state.lock();
+            let Some(place) = state.place(chunk) else { return Ok(()) };
+            (place, self.table(&mut state, chunk, place)?.sums.clone())
+        };
+        self.scrub_tables(chunk, place)?;
+        for first in (0..CHUNK_PAGES).step_by(READ_PAGES) {
+            self.scrub_pages(chunk, place, first, &sums, buffers, lost)?;
+        }
+        Ok(())
+    }
+
+    /// The table in memory came from the disk or will be written; here only what lies in the two slots matters.
+    fn scrub_tables(&self, chunk: usize, place: u32) -> Result<()> {
+        let mut blocks = [vec![0u8; BLOCK], vec![0u8; BLOCK]];
+        let mut good = [false; 2];
+        for (slot, (block, good)) in blocks.iter_mut().zip(&mut good).enumerate() {
+            *good = self.disk.read_at(table_offset(place, slot), block).is_ok() && decode_table(block, chunk).is_some();
+        }
+        let [first, second] = &blocks;
+        let (bad, damaged, source) = match good {
+            [true, true] => return Ok(()),
+            [true, false] => (1, second, first),
+            [false, true] => (0, first, second),
+            // Placed a moment ago, not synced yet; or both damaged now, and then the next sync writes what is in memory.
+            [false, false] => return Ok(()),
+        };
+        if damaged.iter().any(|byte| *byte != 0) {
+            self.count_healed(1);
+            tracing::warn!("{}: checksum table {bad} of index chunk {chunk} was damaged", self.disk.name());
+        }
+        if !self.writable {
+            return Ok(());
+        }
+        // The next version goes here: the good slot stays until that one is durable.
+        if let Some(Some(table)) = self.state.lock().tables.get_mut(chunk) {
+            table.slot = bad ^ 1;
+        }
+        self.disk.write_at(table_offset(place, bad), source)
+    }
+
+    fn scrub_pages(
+        &self,
+        chunk: usize,
+        place: u32,
+        first: usize,
+        sums: &Sums,
+        buffers: &mut [AlignedBuffer; 2],
+        lost: &mut Vec<u64>,
+    ) -> Result<()> {
+        let sums = sums.get(first..CHUNK_PAGES.min(first + READ_PAGES)).unwrap_or_default();
+        if sums.iter().all(|sum| *sum == 0) {
+            return Ok(());
+        }
+        let mut good = [[false; READ_PAGES]; 2];
+        for (copy, (buffer, good)) in buffers.iter_mut().zip(&mut good).enumerate() {
+            let (bytes, _) = buffer.split_at_mut(sums.len() * BLOCK);
+            let whole = self.disk.read_at(page_offset(place, copy, first), bytes).is_ok();
+            for (at, (page, (good, sum))) in bytes.chunks_exact_mut(BLOCK).zip(good.iter_mut().zip(sums)).enumerate() {
+                let readable =
+                    whole || (*sum != 0 && self.disk.read_at(page_offset(place, copy, first + at), page).is_ok());
+                *good = readable && page_sum(page) == *sum;
+            }
+        }
+        let [one, two] = buffers;
+        let [good_one, good_two] = good;
+        let copies = one.chunks_exact(BLOCK).zip(two.chunks_exact(BLOCK)).zip(good_one.into_iter().zip(good_two));
+        for (at, (((one, two), good), sum)) in copies.zip(sums).enumerate().filter(|(_, (_, sum))| **sum != 0) {
+            let page = (chunk * CHUNK_PAGES + first + at) as u64;
+            let (bad, source) = match good {
+                (true, true) => continue,
+                (true, false) => (1, one),
+                (false, true) => (0, two),
+                (false, false) => {
+                    lost.push(page);
+                    continue;
+                }
+            };
+            self.report_healed(page, bad);
+            self.heal_page(page, bad, *sum, source);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,542 @@
+//! A store's directory: opening it, and the lock that keeps everybody else out.
+//!
+//! ```text
+//! superblock   two copies, see disk/superblock.rs
+//! index        the metadata index
+//! journal      unless it is elsewhere
+//! device.0     unless the devices are elsewhere
+//! lock         flock: whoever opens the store, for reading too, has it alone
+//! ```
+//! The lock is held from before the superblock is read until the value is dropped. All files stay open, and relative names are
+//! looked up in the open directory, so that moving the directory or changing the working directory does no harm.
+
+use super::host::{Host, copy_on_write_host};
+use super::{Disks, size::show_size};
+use crate::disk::Disk;
+use crate::disk::file::{FileDisk, OpenMode};
+use crate::disk::label;
+use crate::disk::superblock::{DeviceEntry, Superblock};
+use crate::error::{Error, Result};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Once};
+use std::time::{Duration, Instant};
+
+pub(super) const SUPERBLOCK_FILE: &str = "superblock";
+pub(super) const INDEX_FILE: &str = "index";
+pub(super) const JOURNAL_FILE: &str = "journal";
+pub(super) const LOCK_FILE: &str = "lock";
+const LOCK_POLL: Duration = Duration::from_millis(10);
+
+/// How to open a store.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenOptions {
+    /// Change no byte of any file.
+    pub read_only: bool,
+    /// How long to wait for a daemon that is still closing the store. A store that is mounted is refused at once.
+    pub wait_for_lock: Option<Duration>,
+    /// Use O_DIRECT for data devices where the host can do it.
+    pub direct: bool,
+    /// For `check`: open also when the journal is missing or too short (read-write: it is made whole with zeros) and when a
+    /// device has lost both labels. Each is logged.
+    pub allow_damage: bool,
+}
+
+impl Default for OpenOptions {
+    fn default() -> OpenOptions {
+        OpenOptions { read_only: false, wait_for_lock: None, direct: true, allow_damage: false }
+    }
+}
+
+/// An open store. Holds the lock.
+#[derive(Debug)]
+pub struct StoreDirectory {
+    path: PathBuf,
+    disks: Disks,
+    superblock: Superblock,
+    damaged_superblock_copies: Vec<u64>,
+    _directory: OwnedFd,
+    _lock: OwnedFd,
+}
+
+impl StoreDirectory {
+    /// Opens the store in the directory `path`, alone. `Error::Usage` with the way out when it is no store, in use, or a part is
+    /// missing; `Error::Corrupt` when a part is damaged beyond its copies.
+    pub fn open(path: &Path, read_only: bool, wait_for_lock: Option<Duration>) -> Result<StoreDirectory> {
+        StoreDirectory::open_with(path, OpenOptions { read_only, wait_for_lock, ..OpenOptions::default() })
+    }
+
+    /// [`StoreDirectory::open`] with everything that can be chosen.
+    pub fn open_with(path: &Path, options: OpenOptions) -> Result<StoreDirectory> {
+        let (path, directory) = open_directory(path)?;
+        refuse_no_store(&path, &directory)?;
+        let lock = lock_store(&path, directory.as_fd(), !options.read_only, options.wait_for_lock.unwrap_or_default())?;
+        let opening = Opening { path: &path, directory: directory.as_fd(), options };
+        let superblock_disk = opening.part(Path::new(SUPERBLOCK_FILE), "superblock", false)?;
+        let found = Superblock::read(&superblock_disk)?;
+        let unknown = found.superblock.unknown_ro_compat();
+        if !unknown.is_empty() && !options.read_only {
+            return Err(Error::usage(format!(
+                "{} uses features that this sumfs can only read ({}): mount it with -o ro, or use a newer sumfs",
+                path.display(),
+                unknown.join(", ")
+            )));
+        }
+        let disks = Disks {
+            journal: opening.journal(&found.superblock)?,
+            index: Arc::new(opening.index()?),
+            devices: opening.devices(&found.superblock)?,
+            superblock: Arc::new(superblock_disk),
+        };
+        Ok(StoreDirectory {
+            path,
+            disks,
+            superblock: found.superblock,
+            damaged_superblock_copies: found.damaged_copies,
+            _directory: directory,
+            _lock: lock,
+        })
+    }
+
+    /// The UUID of the store in the directory `path`, also while it is in use.
+    pub fn read_uuid(path: &Path) -> Result<uuid::Uuid> {
+        let (path, directory) = open_directory(path)?;
+        refuse_no_store(&path, &directory)?;
+        let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+        let opening = Opening { path: &path, directory: directory.as_fd(), options };
+        let disk = opening.part(Path::new(SUPERBLOCK_FILE), "superblock", false)?;
+        Ok(uuid::Uuid::from_bytes(Superblock::read(&disk)?.superblock.uuid))
+    }
+
+    /// The store's disks.
+    pub fn disks(&self) -> &Disks {
+        &self.disks
+    }
+
+    /// The superblock as it was read.
+    pub fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    /// Offsets of the superblock copies that are damaged; the next write of the superblock heals them.
+    pub fn damaged_superblock_copies(&self) -> &[u64] {
+        &self.damaged_superblock_copies
+    }
+
+    /// The store's UUID.
+    pub fn uuid(&self) -> uuid::Uuid {
+        uuid::Uuid::from_bytes(self.superblock.uuid)
+    }
+
+    /// The directory, canonical.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// Opens the parts of one store.
+struct Opening<'a> {
+    path: &'a Path,
+    directory: BorrowedFd<'a>,
+    options: OpenOptions,
+}
+
+impl Opening<'_> {
+    fn part(&self, path: &Path, role: &str, direct: bool) -> Result<FileDisk> {
+        let mode = if self.options.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
+        let whole = self.path.join(path);
+        let disk = match FileDisk::open_at(self.directory, path, whole.display().to_string(), mode, direct) {
+            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {
+                return Err(Error::usage(format!(
+                    "the {role} of the store {} is missing: {} does not exist; put it back, or restore the store",
+                    self.path.display(),
+                    whole.display()
+                )));
+            }
+            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::ResourceBusy => {
+                return Err(in_use_by_system(&Host::look(), &whole));
+            }
+            opened => opened?,
+        };
+        // Files elsewhere may be named by two stores, and the lock of the directory does not cover them. Block devices are
+        // claimed by opening them (and udev takes their flock now and then).
+        if path.is_absolute() && !disk.is_block_device() && !disk.lock_exclusive()? {
+            return Err(Error::usage(format!("{}, the {role} of {}, is in use", whole.display(), self.path.display())));
+        }
+        Ok(disk)
+    }
+
+    fn index(&self) -> Result<FileDisk> {
+        let disk = self.part(Path::new(INDEX_FILE), "index", false)?;
+        if disk.is_empty()? && !self.options.allow_damage {
+            return Err(Error::corrupt(format!("the index {} is empty; restore the store", disk.name())));
+        }
+        Ok(disk)
+    }
+
+    fn journal(&self, superblock: &Superblock) -> Result<Arc<dyn Disk>> {
+        let path = Path::new(superblock.journal_path.as_deref().unwrap_or(JOURNAL_FILE));
+        let damaged = |what: String| {
+            Error::corrupt(format!(
+                "the journal {}: {what}; the last changes before a crash may be lost with it: restore it, or give it up with: \
+                 sumfs check --repair {}",
+                self.path.join(path).display(),
+                self.path.display()
+            ))
+        };
+        let disk = match self.part(path, "journal", false) {
+            Err(Error::Usage(_)) if !self.path.join(path).exists() => {
+                if !self.options.allow_damage || self.options.read_only {
+                    return Err(damaged("it does not exist".to_owned()));
+                }
+                let name = self.path.join(path).display().to_string();
+                FileDisk::open_at(self.directory, path, name, OpenMode::Create, false)?
+            }
+            opened => opened?,
+        };
+        let (len, wanted) = (disk.len()?, superblock.journal_bytes);
+        if len < wanted {
+            let error = damaged(format!("it has {} and should have {}", show_size(len), show_size(wanted)));
+            if !self.options.allow_damage {
+                return Err(error);
+            }
+            tracing::warn!("{error}");
+            if !self.options.read_only {
+                disk.set_len(wanted)?;
+                super::fill_with_zeros(&disk, len, wanted - len)?;
+                disk.flush()?;
+            }
+        }
+        Ok(Arc::new(disk.limited_to(wanted)))
+    }
+
+    fn devices(&self, superblock: &Superblock) -> Result<Vec<Arc<dyn Disk>>> {
+        let mut devices: Vec<Arc<dyn Disk>> = Vec::new();
+        for (place, entry) in (0..).zip(&superblock.devices) {
+            if entry.id != place {
+                return Err(Error::corrupt(format!("list of devices in the superblock of {}", self.path.display())));
+            }
+            devices.push(Arc::new(self.device(superblock, entry)?));
+        }
+        Ok(devices)
+    }
+
+    fn device(&self, superblock: &Superblock, entry: &DeviceEntry) -> Result<FileDisk> {
+        let disk = self.part(Path::new(&entry.path), &format!("device {}", entry.id), self.options.direct)?;
+        let store = self.path.display();
+        let name = disk.name().to_owned();
+        let len = disk.len()?;
+        if len < entry.len {
+            return Err(Error::corrupt(format!(
+                "{name}, device {} of the store {store}, has {} and should have {}: it was made shorter; put the whole one back",
+                entry.id,
+                show_size(len),
+                show_size(entry.len)
+            )));
+        }
+        warn_if_copy_on_write(&self.path.join(&entry.path));
+        let disk = disk.limited_to(entry.len);
+        let found = match label::read(&disk, !self.options.read_only) {
+            Err(error) if self.options.allow_damage => {
+                tracing::warn!("{error}");
+                return Ok(disk);
+            }
+            found => found?.label,
+        };
+        if found.store != superblock.uuid {
+            return Err(Error::usage(format!(
+                "{name} is not a device of the store {store}: its label names the store {}, and this one is {}; correct the path",
+                uuid::Uuid::from_bytes(found.store),
+                uuid::Uuid::from_bytes(superblock.uuid)
+            )));
+        }
+        if found.device_id != entry.id || found.device_bytes != entry.len {
+            return Err(Error::usage(format!(
+                "{name} is device {} ({}) of the store {store}, but device {} ({}) is looked for there; correct the paths",
+                found.device_id,
+                show_size(found.device_bytes),
+                entry.id,
+                show_size(entry.len)
+            )));
+        }
+        Ok(disk)
+    }
+}
+
+/// The canonical path and the open directory.
+pub(super) fn open_directory(path: &Path) -> Result<(PathBuf, OwnedFd)> {
+    let shown = path.display();
+    let failed = |error: std::io::Error| match error.kind() {
+        ErrorKind::NotFound => Error::usage(format!("{shown} does not exist; make a store there with: sumfs mkfs {shown}")),
+        ErrorKind::NotADirectory => {
+            Error::usage(format!("{shown} is not a directory; a store is a directory made by: sumfs mkfs DIRECTORY"))
+        }
+        _ => Error::io(format!("opening the store {shown}"), error),
+    };
+    let path = path.canonicalize().map_err(failed)?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(&path, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
+    Ok((path, directory))
+}
+
+fn refuse_no_store(path: &Path, directory: &OwnedFd) -> Result<()> {
+    let shown = path.display();
+    match rustix::fs::statat(directory, SUPERBLOCK_FILE, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(_) => Ok(()),
+        Err(Errno::NOENT) => Err(match Host::look().store_mounted_at(path) {
+            Some(store) => Error::usage(format!("{shown} is where the store {} is mounted; name the store", store.display())),
+            None => Error::usage(format!("{shown} is no sumfs store; make one with: sumfs mkfs {shown}")),
+        }),
+        Err(errno) => Err(Error::io(format!("looking for a superblock in {shown}"), errno.into())),
+    }
+}
+
+/// Takes the store's lock, waiting up to `wait` for a daemon that is closing the store. `create` makes the file if needed.
+pub(super) fn lock_store(path: &Path, directory: BorrowedFd<'_>, create: bool, wait: Duration) -> Result<OwnedFd> {
+    let failed = |errno: Errno| Error::io(format!("locking {}", path.join(LOCK_FILE).display()), errno.into());
+    let begun = Instant::now();
+    loop {
+        if let Some(lock) = try_lock(path, directory, create)? {
+            // The file may have been removed (by a mkfs that failed) between opening and locking it.
+            let held = rustix::fs::fstat(&lock).map_err(failed)?;
+            match rustix::fs::statat(directory, LOCK_FILE, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(named) if named.st_ino == held.st_ino => return Ok(lock),
+                Ok(_) | Err(Errno::NOENT) => continue,
+                Err(errno) => return Err(failed(errno)),
+            }
+        }
+        let host = Host::look();
+        let store = path.display();
+        if let Some(at) = host.mountpoint_of_store(path) {
+            let at = at.display();
+            return Err(Error::usage(format!("store {store} is in use (mounted at {at}); unmount it first: sumfs umount {at}")));
+        }
+        if begun.elapsed() >= wait {
+            return Err(Error::usage(format!(
+                "store {store} is in use by another process (a mount that is still closing, or a check); try again when it has ended"
+            )));
+        }
+        std::thread::sleep(LOCK_POLL);
+    }
+}
+
+fn try_lock(path: &Path, directory: BorrowedFd<'_>, create: bool) -> Result<Option<OwnedFd>> {
+    let name = path.join(LOCK_FILE);
+    let name = name.display();
+    let create = if create { OFlags::CREATE } else { OFlags::empty() };
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | create;
+    let lock = match rustix::fs::openat(directory, LOCK_FILE, flags, Mode::RUSR | Mode::WUSR) {
+        Ok(lock) => lock,
+        Err(Errno::NOENT) => return Err(Error::usage(format!("{name} is missing; make it with: touch {name}"))),
+        Err(errno) => return Err(Error::io(format!("opening {name}"), errno.into())),
+    };
+    loop {
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(Some(lock)),
+            Err(Errno::WOULDBLOCK) => return Ok(None),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(Error::io(format!("locking {name}"), errno.into())),
+        }
+    }
+}
+
+/// A block device could not be claimed.
+pub(super) fn in_use_by_system(host: &Host, path: &Path) -> Error {
+    let shown = path.display();
+    match host.mountpoint_of_device(path) {
+        Some(at) => {
+            let at = at.display();
+            Error::usage(format!("{shown} is in use: it is mounted at {at}; unmount it first: umount {at}"))
+        }
+        None => Error::usage(format!(
+            "{shown} is in use by the system (mounted, swap, or part of a RAID, volume group or another store); free it first"
+        )),
+    }
+}
+
+/// Says once per process that a copy-on-write host cannot keep space set aside.
+pub(super) fn warn_if_copy_on_write(path: &Path) {
+    static SAID: Once = Once::new();
+    if let Some(host) = copy_on_write_host(path) {
+        SAID.call_once(|| {
+            tracing::warn!(
+                "{} is on {host}, where space cannot be set aside for overwriting: if the host fills up, writes that were \
+                 acknowledged may fail; keep space free there, or use a block device",
+                path.display()
+            );
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::CreateOptions;
+    use std::os::unix::fs::FileExt;
+
+    const SIZE: u64 = 20 << 20;
+
+    fn store() -> (tempfile::TempDir, PathBuf) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        StoreDirectory::create(&path, CreateOptions { size: Some(SIZE), ..CreateOptions::default() }).unwrap();
+        (directory, path)
+    }
+
+    fn error(path: &Path) -> String {
+        StoreDirectory::open(path, false, None).expect_err("it opened").to_string()
+    }
+
+    fn file(path: &Path) -> std::fs::File {
+        std::fs::File::options().read(true).write(true).open(path).unwrap()
+    }
+
+    #[test]
+    fn what_is_no_store_is_refused_with_the_way_out() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(error(directory.path()).contains("no sumfs store; make one with: sumfs mkfs"));
+        assert!(error(&directory.path().join("none")).contains("does not exist; make a store there with"));
+        std::fs::write(directory.path().join("file"), "").unwrap();
+        assert!(error(&directory.path().join("file")).contains("not a directory"));
+    }
+
+    #[test]
+    fn only_one_has_the_store_also_for_reading() {
+        let (_directory, path) = store();
+        let first = StoreDirectory::open(&path, true, None).unwrap();
+        assert!(error(&path).contains("in use by another process"));
+        assert!(StoreDirectory::open(&path, true, None).is_err());
+        assert_eq!(StoreDirectory::read_uuid(&path).unwrap(), first.uuid());
+        drop(first);
+        StoreDirectory::open(&path, false, None).unwrap();
+    }
+
+    #[test]
+    fn waits_for_the_one_before() {
+        let (_directory, path) = store();
+        let first = StoreDirectory::open(&path, false, None).unwrap();
+        let (begun, waiting) = std::sync::mpsc::channel();
+        let second = std::thread::spawn({
+            let path = path.clone();
+            move || {
+                begun.send(()).unwrap();
+                StoreDirectory::open(&path, false, Some(Duration::from_secs(600))).map(|store| store.uuid())
+            }
+        });
+        waiting.recv().unwrap();
+        let uuid = first.uuid();
+        drop(first);
+        assert_eq!(second.join().unwrap().unwrap(), uuid);
+    }
+
+    #[test]
+    fn missing_short_and_foreign_devices_are_named() {
+        let (directory, path) = store();
+        let device = path.join("device.0");
+        let kept = directory.path().join("kept");
+        std::fs::rename(&device, &kept).unwrap();
+        let text = error(&path);
+        assert!(text.contains("device 0") && text.contains("missing") && text.contains("device.0"), "{text}");
+
+        std::fs::copy(&kept, &device).unwrap();
+        file(&device).set_len(SIZE - 4096).unwrap();
+        let text = error(&path);
+        assert!(text.contains("device.0") && text.contains("should have 20 MiB"), "{text}");
+
+        let (_other_directory, other) = store();
+        std::fs::copy(other.join("device.0"), &device).unwrap();
+        let text = error(&path);
+        assert!(text.contains("is not a device of the store"), "{text}");
+
+        file(&device).write_all_at(&[0; 4096], 0).unwrap();
+        file(&device).write_all_at(&[0; 4096], SIZE - 4096).unwrap();
+        assert!(error(&path).contains("no sumfs label"));
+        let tolerant = OpenOptions { allow_damage: true, ..OpenOptions::default() };
+        StoreDirectory::open_with(&path, tolerant).unwrap();
+    }
+
+    #[test]
+    fn swapped_devices_are_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        let options = CreateOptions { size: Some(SIZE), devices: vec![at("a"), at("b")], ..CreateOptions::default() };
+        StoreDirectory::create(&at("store"), options).unwrap();
+        std::fs::rename(at("a"), at("c")).unwrap();
+        std::fs::rename(at("b"), at("a")).unwrap();
+        std::fs::rename(at("c"), at("b")).unwrap();
+        let text = error(&at("store"));
+        assert!(text.contains("is device 1") && text.contains("device 0"), "{text}");
+    }
+
+    #[test]
+    fn a_damaged_label_is_healed_but_not_by_reading() {
+        let (_directory, path) = store();
+        let device = file(&path.join("device.0"));
+        let mut label = vec![0; 4096];
+        device.read_exact_at(&mut label, 0).unwrap();
+        device.write_all_at(&[9], 40).unwrap();
+        let read = || {
+            let mut found = vec![0; 4096];
+            device.read_exact_at(&mut found, 0).unwrap();
+            found
+        };
+        drop(StoreDirectory::open(&path, true, None).unwrap());
+        assert!(read() != label, "opened for reading, and written to");
+        drop(StoreDirectory::open(&path, false, None).unwrap());
+        assert!(read() == label);
+    }
+
+    #[test]
+    fn a_short_or_missing_journal_is_an_error_that_names_check() {
+        let (_directory, path) = store();
+        let journal = path.join("journal");
+        file(&journal).set_len(4096).unwrap();
+        let text = error(&path);
+        assert!(text.contains("journal") && text.contains("4 KiB") && text.contains("sumfs check --repair"), "{text}");
+        std::fs::remove_file(&journal).unwrap();
+        let text = error(&path);
+        assert!(text.contains("does not exist") && text.contains("sumfs check --repair"), "{text}");
+        let tolerant = OpenOptions { allow_damage: true, ..OpenOptions::default() };
+        let store = StoreDirectory::open_with(&path, tolerant).unwrap();
+        assert_eq!(store.disks().journal.len().unwrap(), store.superblock().journal_bytes);
+    }
+
+    #[test]
+    fn a_missing_or_empty_index_and_lost_superblocks_are_named() {
+        let (_directory, path) = store();
+        file(&path.join("index")).set_len(0).unwrap();
+        assert!(error(&path).contains("index"));
+        std::fs::remove_file(path.join("index")).unwrap();
+        assert!(error(&path).contains("the index of the store"));
+        let superblock = file(&path.join("superblock"));
+        superblock.write_all_at(&[1], 100).unwrap();
+        superblock.write_all_at(&[1], (64 << 10) + 100).unwrap();
+        assert!(error(&path).contains("both copies of the superblock"));
+    }
+
+    #[test]
+    fn features_that_can_only_be_read_need_a_read_only_mount() {
+        let (_directory, path) = store();
+        let store = StoreDirectory::open(&path, false, None).unwrap();
+        let mut superblock = store.superblock().clone();
+        superblock.ro_compat = 4;
+        superblock.write(store.disks().superblock.as_ref()).unwrap();
+        drop(store);
+        assert!(error(&path).contains("-o ro"));
+        StoreDirectory::open(&path, true, None).unwrap();
+    }
+
+    #[test]
+    fn reading_changes_no_byte() {
+        let (_directory, path) = store();
+        let contents = || -> Vec<Vec<u8>> {
+            ["superblock", "index", "journal", "device.0"].iter().map(|name| std::fs::read(path.join(name)).unwrap()).collect()
+        };
+        let before = contents();
+        drop(StoreDirectory::open(&path, true, None).unwrap());
+        assert!(contents() == before);
+    }
+}

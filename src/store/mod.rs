@@ -1,0 +1,257 @@
+//! A store as a whole: its disks, how they are formatted, and the directory on the host that holds them.
+//!
+//! [`format`] works on any [`Disks`], also simulated ones; [`StoreDirectory`] is the only place that knows about paths. Its
+//! parts: `directory` (opening, the lock), `create` (mkfs), `host` (what the host says about a path), `signature` (what a
+//! device already holds), `size` (sizes as people write them).
+
+mod create;
+mod directory;
+mod host;
+mod signature;
+mod size;
+
+pub use create::{CreateOptions, JOURNAL_BYTES_MIN, STORE_BYTES_DEFAULT, STORE_BYTES_MIN};
+pub use directory::{OpenOptions, StoreDirectory};
+pub use size::parse_size;
+
+use crate::clock;
+use crate::disk::Disk;
+use crate::disk::buffer::AlignedBuffer;
+use crate::disk::label::{self, Label, data_area};
+use crate::disk::superblock::{DeviceEntry, INCOMPAT_UNSTABLE, Superblock, VERSION};
+use crate::error::{Error, Result};
+use crate::meta::index::{Change, Index};
+use crate::meta::records::{CheckpointRecord, CountersRecord, DeviceRecord, FileKind, InodeRecord, seal};
+use crate::meta::redb_index::RedbIndex;
+use crate::meta::schema::{self, Key};
+use crate::units::{BLOCK_SIZE, InodeNumber, block_floor};
+use std::sync::Arc;
+
+/// Largest and default size of a group.
+pub const GROUP_BYTES_MAX: u64 = 256 << 20;
+/// Smallest size of a group.
+pub const GROUP_BYTES_MIN: u64 = 1 << 20;
+/// A device shall have at least this many groups, as long as they do not get smaller than [`GROUP_BYTES_MIN`].
+const GROUPS_WANTED: u64 = 16;
+/// The index's cache while formatting.
+const INDEX_CACHE_BYTES: usize = 16 << 20;
+const ZEROS_BYTES: usize = 1 << 20;
+/// Cookies 1 and 2 stand for `.` and `..`.
+const FIRST_COOKIE: u64 = 3;
+
+/// The disks of one store.
+#[derive(Clone, Debug)]
+pub struct Disks {
+    /// Two copies of the superblock.
+    pub superblock: Arc<dyn Disk>,
+    /// The journal, over its whole length.
+    pub journal: Arc<dyn Disk>,
+    /// The metadata index; grows.
+    pub index: Arc<dyn Disk>,
+    /// The data devices; a device's id is its place here.
+    pub devices: Vec<Arc<dyn Disk>>,
+}
+
+/// What [`format`] lets one choose.
+#[derive(Clone, Debug, Default)]
+pub struct FormatOptions {
+    /// A name for people.
+    pub label: String,
+    /// Bytes in a group, a power of two; None chooses by the size of the devices.
+    pub group_bytes: Option<u64>,
+}
+
+/// Makes an empty file system on `disks`: zeros in the whole journal, labels, a new index, and last the superblock, so that
+/// what was broken off is no store. `device_paths` has one path per device, as the superblock shall name it; `journal_path` is
+/// None when the journal has its usual place.
+pub fn format(disks: &Disks, options: &FormatOptions, device_paths: &[String], journal_path: Option<String>) -> Result<()> {
+    if disks.devices.is_empty() || disks.devices.len() != device_paths.len() {
+        return Err(Error::usage("a store needs at least one device, and a path for each"));
+    }
+    let lens = disks.devices.iter().map(|device| Ok(block_floor(device.len()?))).collect::<Result<Vec<u64>>>()?;
+    let group_bytes = choose_group_bytes(options.group_bytes, lens.iter().copied().min().unwrap_or(0))?;
+    let uuid = new_uuid();
+    let devices: Vec<DeviceRecord> = (0..)
+        .zip(lens.iter().zip(device_paths))
+        .map(|(id, (length, path))| DeviceRecord { id, uuid: new_uuid(), length: *length, path: path.clone() })
+        .collect();
+    let mut superblock = Superblock {
+        uuid,
+        label: options.label.clone(),
+        version: VERSION,
+        incompat: INCOMPAT_UNSTABLE,
+        blocks_per_group: u32::try_from(group_bytes / BLOCK_SIZE).map_err(|_| Error::Invalid("group size"))?,
+        journal_bytes: disks.journal.len()?,
+        devices: devices
+            .iter()
+            .map(|device| DeviceEntry { id: device.id, len: device.length, path: device.path.clone() })
+            .collect(),
+        journal_path,
+        clean_sequence: Some(0),
+        ..Superblock::default()
+    };
+    // Says now whether all the names fit, before anything is overwritten.
+    superblock.encode()?;
+    fill_with_zeros(disks.journal.as_ref(), 0, superblock.journal_bytes)?;
+    disks.journal.flush()?;
+    for (device, record) in disks.devices.iter().zip(&devices) {
+        let label =
+            Label { store: uuid, device_uuid: record.uuid, device_id: record.id, device_bytes: record.length, generation: 1 };
+        label::write(device.as_ref(), &label)?;
+    }
+    fill_index(disks.index.clone(), &devices)?;
+    superblock.write(disks.superblock.as_ref())
+}
+
+/// The size of groups for devices of which the smallest has `device_bytes`.
+fn choose_group_bytes(wanted: Option<u64>, device_bytes: u64) -> Result<u64> {
+    let room = data_area(device_bytes);
+    let room = room.end - room.start;
+    if let Some(bytes) = wanted
+        && !(bytes.is_power_of_two() && (GROUP_BYTES_MIN..=GROUP_BYTES_MAX).contains(&bytes))
+    {
+        return Err(Error::usage(format!("a group of {bytes} bytes: use a power of two from 1 MiB to 256 MiB")));
+    }
+    let bytes = wanted.unwrap_or_else(|| {
+        let mut bytes = GROUP_BYTES_MAX;
+        while bytes > GROUP_BYTES_MIN && room / bytes < GROUPS_WANTED {
+            bytes /= 2;
+        }
+        bytes
+    });
+    if room < bytes {
+        return Err(Error::usage(format!("a device of {device_bytes} bytes has no room for a group of {bytes} bytes")));
+    }
+    Ok(bytes)
+}
+
+fn new_uuid() -> [u8; 16] {
+    uuid::Uuid::new_v4().into_bytes()
+}
+
+/// Writes zeros over `len` bytes of `disk` from `offset` on; does not flush.
+fn fill_with_zeros(disk: &dyn Disk, offset: u64, len: u64) -> Result<()> {
+    let zeros = AlignedBuffer::zeroed(ZEROS_BYTES);
+    let mut done = 0;
+    while done < len {
+        let count = (len - done).min(ZEROS_BYTES as u64);
+        disk.write_at(offset + done, zeros.get(..count as usize).unwrap_or_default())?;
+        done += count;
+    }
+    Ok(())
+}
+
+/// A new index with what every store has.
+fn fill_index(disk: Arc<dyn Disk>, devices: &[DeviceRecord]) -> Result<()> {
+    let mut records: Vec<(Key, Vec<u8>)> = vec![
+        (schema::counters(), CountersRecord { next_inode: InodeNumber::ROOT.0 + 1, unwritten_blocks: 0 }.encode()),
+        (schema::checkpoint(), CheckpointRecord::default().encode()),
+        (schema::inode(InodeNumber::ROOT), root_directory().encode()),
+    ];
+    records.extend(devices.iter().map(|device| (schema::device(device.id), device.encode())));
+    let mut changes: Vec<(Key, Vec<u8>)> = records
+        .into_iter()
+        .map(|(key, record)| {
+            let value = seal(&key, record);
+            (key, value)
+        })
+        .collect();
+    changes.sort();
+    let index = RedbIndex::create(disk, INDEX_CACHE_BYTES)?;
+    let mut changes = changes.iter().map(|(key, value)| -> Change<'_> { (key, Some(value)) });
+    index.apply(&mut changes, true)
+}
+
+fn root_directory() -> InodeRecord {
+    let now = clock::now();
+    InodeRecord {
+        mode: FileKind::Directory.mode_bits() | 0o755,
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        links: 2,
+        size: 0,
+        blocks: 0,
+        accessed: now,
+        modified: now,
+        changed: now,
+        created: now,
+        rdev: 0,
+        flags: 0,
+        parent: InodeNumber::ROOT,
+        cookie: 0,
+        next_cookie: FIRST_COOKIE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::memory::MemoryDisk;
+    use crate::disk::superblock::SUPERBLOCK_BYTES;
+    use crate::meta::records;
+
+    fn memory_disks(device_bytes: &[u64]) -> Disks {
+        let disk = |name: &str, len| -> Arc<dyn Disk> { Arc::new(MemoryDisk::new(name, len)) };
+        Disks {
+            superblock: disk("superblock", SUPERBLOCK_BYTES),
+            journal: disk("journal", 2 << 20),
+            index: disk("index", 0),
+            devices: device_bytes.iter().map(|len| disk("device", *len)).collect(),
+        }
+    }
+
+    #[test]
+    fn a_formatted_store_has_everything_that_a_mount_looks_for() {
+        let disks = memory_disks(&[(32 << 20) + 77, 64 << 20]);
+        disks.journal.write_at(1_500_000, b"old").unwrap();
+        let options = FormatOptions { label: "files".to_owned(), group_bytes: None };
+        format(&disks, &options, &["a".to_owned(), "b".to_owned()], Some("j".to_owned())).unwrap();
+
+        let superblock = Superblock::read(disks.superblock.as_ref()).unwrap().superblock;
+        assert_eq!((superblock.label.as_str(), superblock.journal_bytes), ("files", 2 << 20));
+        assert_eq!((superblock.clean_sequence, superblock.journal_path.as_deref()), (Some(0), Some("j")));
+        assert_eq!(superblock.devices[0], DeviceEntry { id: 0, len: 32 << 20, path: "a".to_owned() });
+        let mut journal = vec![1; 2 << 20];
+        disks.journal.read_at(0, &mut journal).unwrap();
+        assert!(journal.iter().all(|byte| *byte == 0));
+
+        let index = RedbIndex::open(disks.index.clone(), INDEX_CACHE_BYTES, true).unwrap();
+        let snapshot = index.snapshot().unwrap();
+        let get = |key: Key| {
+            let value = snapshot.get(&key).unwrap().expect("a record");
+            records::open(&key, &value).unwrap().to_vec()
+        };
+        let root = InodeRecord::decode(&get(schema::inode(InodeNumber::ROOT))).unwrap();
+        assert_eq!((root.mode, root.links, root.parent, root.next_cookie), (0o040_755, 2, InodeNumber::ROOT, 3));
+        let counters = CountersRecord::decode(&get(schema::counters())).unwrap();
+        assert_eq!(counters, CountersRecord { next_inode: 2, unwritten_blocks: 0 });
+        assert_eq!(CheckpointRecord::decode(&get(schema::checkpoint())).unwrap(), CheckpointRecord::default());
+        for (entry, disk) in superblock.devices.iter().zip(&disks.devices) {
+            let record = DeviceRecord::decode(&get(schema::device(entry.id))).unwrap();
+            let label = label::read(disk.as_ref(), false).unwrap().label;
+            assert_eq!((record.length, record.path.as_str()), (entry.len, entry.path.as_str()));
+            assert_eq!((label.store, label.device_id, label.device_uuid), (superblock.uuid, entry.id, record.uuid));
+        }
+    }
+
+    #[test]
+    fn groups_are_as_large_as_sixteen_of_them_allow() {
+        for (device_bytes, group_bytes) in
+            [(16 << 20, 1 << 20), (40 << 20, 2 << 20), (1 << 30, 32 << 20), (10 << 30, 256 << 20), (1 << 44, 256 << 20)]
+        {
+            assert_eq!(choose_group_bytes(None, device_bytes).unwrap(), group_bytes, "{device_bytes}");
+        }
+        assert_eq!(choose_group_bytes(Some(4 << 20), 16 << 20).unwrap(), 4 << 20);
+        assert!(choose_group_bytes(Some(3 << 20), 16 << 20).is_err());
+        assert!(choose_group_bytes(Some(512 << 20), 1 << 40).is_err());
+        assert!(choose_group_bytes(Some(16 << 20), 16 << 20).is_err());
+        assert!(choose_group_bytes(None, 1 << 20).is_err());
+    }
+
+    #[test]
+    fn a_device_without_a_path_and_a_store_without_devices_are_refused() {
+        let options = FormatOptions::default();
+        assert!(format(&memory_disks(&[]), &options, &[], None).is_err());
+        assert!(format(&memory_disks(&[16 << 20]), &options, &[], None).is_err());
+    }
+}

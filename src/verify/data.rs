@@ -1,0 +1,217 @@
+//! Reading every live block and comparing it with its checksum: large reads in the order of the devices, several at once.
+
+use super::extents::StoredExtents;
+use super::findings::{Findings, LISTED_MAX};
+use super::issue::{BlockPlace, Issue};
+use super::references;
+use super::tables::PlacedGroup;
+use crate::disk::buffer::AlignedBuffer;
+use crate::error::{Error, Result};
+use crate::meta::Metadata;
+use crate::meta::records::{self, ExtentRecord, ExtentStateRecord};
+use crate::meta::schema;
+use crate::space::Space;
+use crate::units::{BLOCK, BlockAddress, EXTENT_BLOCKS_MAX};
+use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
+
+/// Threads that read and compare.
+const READERS: usize = 4;
+/// Runs that wait for them.
+const QUEUED_RUNS: usize = 16;
+
+/// A live block with its checksum.
+#[derive(Clone, Copy)]
+struct Block {
+    extent: u64,
+    in_extent: u32,
+    expected: u32,
+}
+
+/// Neighbouring live blocks of one group, read at once.
+struct Run {
+    first: u64,
+    blocks: Vec<Block>,
+}
+
+/// A block that is not as it should be.
+struct Bad {
+    block: Block,
+    address: u64,
+    fault: Fault,
+}
+
+#[derive(Clone)]
+enum Fault {
+    Differs(u32),
+    Unreadable(String),
+}
+
+/// What a reader says about a run.
+struct Verified {
+    blocks: u64,
+    bad: Vec<Bad>,
+}
+
+/// Verifies the data of the groups, which are in device order. Returns the number of blocks read and compared; `progress`
+/// hears it, too.
+pub(super) fn verify(find: &mut Findings<'_>, groups: &[PlacedGroup], progress: &mut dyn FnMut(u64)) -> Result<u64> {
+    let metadata = find.metadata;
+    let mut tally = Tally { blocks: 0, bad: Vec::new(), not_listed: 0 };
+    std::thread::scope(|scope| -> Result<()> {
+        let (runs, work) = bounded::<Run>(QUEUED_RUNS);
+        let (results, verified) = unbounded::<Verified>();
+        for number in 0..READERS {
+            let (work, results) = (work.clone(), results.clone());
+            let reader = std::thread::Builder::new().name(format!("check-{number}"));
+            reader
+                .spawn_scoped(scope, move || read_runs(metadata.space(), &work, &results))
+                .map_err(|error| Error::io("starting a thread for the check", error))?;
+        }
+        drop((work, results));
+        for group in groups {
+            send_group(metadata, *group, &mut |run| {
+                // The readers end after this sender only.
+                let _ = runs.send(run);
+                while let Ok(result) = verified.try_recv() {
+                    tally.add(result);
+                }
+                progress(tally.blocks);
+            })?;
+        }
+        drop(runs);
+        for result in verified {
+            tally.add(result);
+            progress(tally.blocks);
+        }
+        Ok(())
+    })?;
+    find.not_listed += tally.not_listed;
+    report(find, tally.bad)?;
+    Ok(tally.blocks)
+}
+
+struct Tally {
+    blocks: u64,
+    bad: Vec<Bad>,
+    not_listed: u64,
+}
+
+impl Tally {
+    fn add(&mut self, result: Verified) {
+        self.blocks += result.blocks;
+        for bad in result.bad {
+            if self.bad.len() < LISTED_MAX { self.bad.push(bad) } else { self.not_listed += 1 }
+        }
+    }
+}
+
+/// Cuts the live blocks of a group into runs. Damaged records are passed over: the walk over the extents has reported them.
+fn send_group(metadata: &Metadata, group: PlacedGroup, send: &mut dyn FnMut(Run)) -> Result<()> {
+    let blocks_per_group = metadata.space().blocks_per_group();
+    let range = group.number * blocks_per_group..(group.number + 1) * blocks_per_group;
+    let mut stored = StoredExtents::new(metadata, range.clone())?;
+    let mut run = Run { first: range.start, blocks: Vec::new() };
+    while let Some(stored) = stored.next_below(range.end)? {
+        let Some(value) = stored.extent else { continue };
+        let address = BlockAddress(stored.address);
+        let record = records::open(&schema::extent(address), &value).and_then(ExtentRecord::decode);
+        let Ok(record) = record else { continue };
+        let state = match &stored.state {
+            None => vec![1; record.sums.len()],
+            Some(value) => match records::open(&schema::extent_state(address), value).and_then(ExtentStateRecord::decode) {
+                Ok(state) => state.references,
+                Err(_) => continue,
+            },
+        };
+        let live = (0u32..).zip(record.sums.iter().zip(state)).filter(|(_, (_, references))| *references > 0);
+        for (in_extent, (expected, _)) in live {
+            let block = address.0 + u64::from(in_extent);
+            let is_next = block == run.first + run.blocks.len() as u64;
+            if block >= range.end {
+                break;
+            }
+            if !is_next || run.blocks.len() >= EXTENT_BLOCKS_MAX as usize {
+                let full = std::mem::replace(&mut run, Run { first: block, blocks: Vec::new() });
+                if !full.blocks.is_empty() {
+                    send(full);
+                }
+            }
+            run.blocks.push(Block { extent: address.0, in_extent, expected: *expected });
+        }
+    }
+    if !run.blocks.is_empty() {
+        send(run);
+    }
+    Ok(())
+}
+
+fn read_runs(space: &Space, work: &Receiver<Run>, results: &Sender<Verified>) {
+    for run in work {
+        // Who listens has gone only when the check has failed.
+        let _ = results.send(read_run(space, &run));
+    }
+}
+
+fn read_run(space: &Space, run: &Run) -> Verified {
+    let mut buffer = AlignedBuffer::zeroed(run.blocks.len() * BLOCK);
+    let is_whole = space.read(BlockAddress(run.first), &mut buffer).is_ok();
+    let mut bad = Vec::new();
+    for (address, (block, bytes)) in (run.first..).zip(run.blocks.iter().zip(buffer.chunks_exact_mut(BLOCK))) {
+        // After an error each block gets a chance of its own.
+        let again = if is_whole { Ok(()) } else { read_one(space, address, bytes) };
+        let fault = match again {
+            Err(error) => Fault::Unreadable(error.to_string()),
+            Ok(()) => match crc32c::crc32c(bytes) {
+                found if found == block.expected => continue,
+                found => Fault::Differs(found),
+            },
+        };
+        bad.push(Bad { block: *block, address, fault });
+    }
+    Verified { blocks: run.blocks.len() as u64, bad }
+}
+
+fn read_one(space: &Space, address: u64, bytes: &mut [u8]) -> Result<()> {
+    let mut buffer = AlignedBuffer::zeroed(BLOCK);
+    space.read(BlockAddress(address), &mut buffer)?;
+    bytes.copy_from_slice(&buffer);
+    Ok(())
+}
+
+/// One issue for each place in a file that a bad block appears in. The extent's owner is only a hint, so the file maps are read.
+fn report(find: &mut Findings<'_>, mut bad: Vec<Bad>) -> Result<()> {
+    if bad.is_empty() {
+        return Ok(());
+    }
+    bad.sort_unstable_by_key(|bad| (bad.block.extent, bad.block.in_extent));
+    let mut is_used = vec![false; bad.len()];
+    references::for_each(find.metadata, |reference| {
+        let (first, end) = (u32::from(reference.first), u32::from(reference.first) + u32::from(reference.count));
+        let begin = bad.partition_point(|bad| (bad.block.extent, bad.block.in_extent) < (reference.extent, first));
+        for (bad, is_used) in bad.iter().zip(&mut is_used).skip(begin) {
+            if bad.block.extent != reference.extent || bad.block.in_extent >= end {
+                break;
+            }
+            *is_used = true;
+            let offset = reference.offset + u64::from(bad.block.in_extent - first) * BLOCK as u64;
+            let file = Some(find.file(reference.inode));
+            add(find, bad, file, offset);
+        }
+    })?;
+    for (bad, _) in bad.iter().zip(&is_used).filter(|(_, is_used)| !**is_used) {
+        add(find, bad, None, 0);
+    }
+    Ok(())
+}
+
+fn add(find: &mut Findings<'_>, bad: &Bad, file: Option<super::issue::File>, offset: u64) {
+    let place = find.metadata.space().place(BlockAddress(bad.address));
+    let place = match place {
+        Ok(place) => BlockPlace { address: bad.address, device: place.device, device_offset: place.offset },
+        Err(_) => BlockPlace { address: bad.address, device: u32::MAX, device_offset: 0 },
+    };
+    find.add(match bad.fault.clone() {
+        Fault::Differs(found) => Issue::BadBlock { file, offset, place, expected: bad.block.expected, found },
+        Fault::Unreadable(reason) => Issue::UnreadableBlock { file, offset, place, reason },
+    });
+}

@@ -1,0 +1,104 @@
+//! A store without files: formatted on disks in memory or on a simulated machine, opened without background threads, and checked
+//! whenever it is closed.
+
+use crate::simulated_disk::SimulatedPower;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+use sumfs::disk::Disk;
+use sumfs::disk::memory::MemoryDisk;
+use sumfs::disk::superblock::SUPERBLOCK_BYTES;
+use sumfs::fs::{Filesystem, Options};
+use sumfs::store::{Disks, FormatOptions, format};
+use sumfs::units::BLOCK;
+use sumfs::verify::check::{CheckOptions, Report, check};
+
+/// Small enough that the ring goes round and checkpoints happen.
+pub const JOURNAL_BYTES: u64 = 2 << 20;
+
+/// The ports of a store on a simulated machine.
+pub const PORTS: [&str; 4] = ["superblock", "journal", "index", "device"];
+
+/// The disks of a store.
+#[derive(Clone)]
+pub struct MemoryStore {
+    pub disks: Disks,
+}
+
+impl MemoryStore {
+    /// A new store for about `bytes` of data, in memory.
+    pub fn new(bytes: u64) -> MemoryStore {
+        let disk = |name: &str, len| -> Arc<dyn Disk> { Arc::new(MemoryDisk::new(name, len)) };
+        MemoryStore::formatted(&disk, bytes)
+    }
+
+    /// A new store on the ports of a machine.
+    pub fn on(power: &SimulatedPower, bytes: u64) -> MemoryStore {
+        MemoryStore::formatted(&|name, len| power.port(name, len), bytes)
+    }
+
+    /// The store that is on the ports already.
+    pub fn found_on(power: &SimulatedPower) -> MemoryStore {
+        MemoryStore { disks: MemoryStore::disks(&|name, len| power.port(name, len), 0) }
+    }
+
+    fn disks(disk: &dyn Fn(&str, u64) -> Arc<dyn Disk>, bytes: u64) -> Disks {
+        Disks {
+            superblock: disk("superblock", SUPERBLOCK_BYTES),
+            journal: disk("journal", JOURNAL_BYTES),
+            index: disk("index", 0),
+            devices: vec![disk("device", bytes)],
+        }
+    }
+
+    fn formatted(disk: &dyn Fn(&str, u64) -> Arc<dyn Disk>, bytes: u64) -> MemoryStore {
+        let disks = MemoryStore::disks(disk, bytes);
+        format(&disks, &FormatOptions::default(), &["device".to_owned()], None).expect("formatting a store");
+        MemoryStore { disks }
+    }
+
+    /// Mounts without background threads: everything happens when a call asks for it, so a seed says all.
+    pub fn open(&self) -> Arc<Filesystem> {
+        self.open_with(Options { background: false, ..Options::default() })
+    }
+
+    pub fn open_with(&self, options: Options) -> Arc<Filesystem> {
+        Filesystem::open(self.disks.clone(), options).expect("opening the store")
+    }
+
+    /// Shuts down and checks, data included; panics with what is wrong.
+    pub fn close(&self, fs: &Filesystem) {
+        fs.shutdown().expect("shutdown");
+        if let Err(wrong) = self.check() {
+            panic!("after shutdown: {wrong}");
+        }
+    }
+
+    /// Checks, data included; an error lists the issues.
+    pub fn check(&self) -> Result<Report, String> {
+        let report = check(&self.disks, &CheckOptions { verify_data: true }, &mut |_, _| {}).map_err(|error| format!("check: {error}"))?;
+        if report.is_clean() {
+            return Ok(report);
+        }
+        let issues: Vec<String> = report.issues.iter().map(|issue| format!("{issue} ({issue:?})")).collect();
+        Err(format!("the check finds:\n  {}", issues.join("\n  ")))
+    }
+
+    /// A number that differs when any byte of any disk does.
+    pub fn fingerprint(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        let disks = &self.disks;
+        for disk in [&disks.superblock, &disks.journal, &disks.index].into_iter().chain(&disks.devices) {
+            let len = disk.len().unwrap();
+            len.hash(&mut hasher);
+            let mut block = vec![0; 256 * BLOCK];
+            let mut offset = 0;
+            while offset < len {
+                let count = (len - offset).min(block.len() as u64) as usize;
+                disk.read_at(offset, &mut block[..count]).unwrap();
+                block[..count].hash(&mut hasher);
+                offset += count as u64;
+            }
+        }
+        hasher.finish()
+    }
+}

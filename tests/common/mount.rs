@@ -1,0 +1,189 @@
+//! A store in a directory of its own, mounted with the built binary. Dropping it unmounts and runs `sumfs check --data`: whatever a test
+//! did, the store must be clean afterwards. It needs root and /dev/fuse, and fails when they are missing: a test that did not run
+//! must not look like one that passed.
+
+use std::ffi::OsStr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use tempfile::TempDir;
+
+/// The program under test.
+pub const SUMFS: &str = env!("CARGO_BIN_EXE_sumfs");
+/// A command that takes longer hangs.
+const COMMAND_SECONDS_MAX: &str = "300";
+
+/// What a command did.
+#[derive(Debug)]
+pub struct Ran {
+    /// Exit code.
+    pub code: i32,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+}
+
+impl Ran {
+    /// Panics unless the command succeeded.
+    pub fn expect_success(self) -> Ran {
+        assert_eq!(self.code, 0, "{self:?}");
+        self
+    }
+
+    /// Panics unless it failed with `code` and one line on stderr that contains all of `parts`.
+    pub fn expect_failure(self, code: i32, parts: &[&str]) {
+        assert_eq!(self.code, code, "{self:?}");
+        assert_eq!(self.stderr.lines().count(), 1, "one line for the person: {self:?}");
+        for part in parts {
+            assert!(self.stderr.contains(part), "no \"{part}\" in {self:?}");
+        }
+    }
+}
+
+/// Runs a program to its end, also of its output: a daemon that kept our pipe would be found here.
+pub fn run<S: AsRef<OsStr>>(program: &str, arguments: &[S]) -> Ran {
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=5", COMMAND_SECONDS_MAX, program]).args(arguments).env_remove("RUST_LOG");
+    let output = command.output().unwrap_or_else(|error| panic!("running {program}: {error}"));
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    let ran = Ran { code: output.status.code().unwrap_or(-1), stdout: text(output.stdout), stderr: text(output.stderr) };
+    assert!(![124, 137].contains(&ran.code), "{program} hung: {ran:?}");
+    ran
+}
+
+/// Runs sumfs.
+pub fn sumfs<S: AsRef<OsStr>>(arguments: &[S]) -> Ran {
+    run(SUMFS, arguments)
+}
+
+/// Panics with what is missing for tests that mount.
+pub fn require_root_and_fuse() {
+    assert!(rustix::process::geteuid().is_root(), "the mounted tests need root: run `sudo make mounted`");
+    let fuse = std::fs::File::options().read(true).write(true).open("/dev/fuse");
+    assert!(
+        fuse.is_ok(),
+        "the mounted tests need /dev/fuse (modprobe fuse; in a container: --device /dev/fuse --privileged): {fuse:?}"
+    );
+}
+
+/// A directory that other users may enter too; removed when dropped.
+pub fn scratch() -> TempDir {
+    let directory = tempfile::Builder::new().prefix("sumfs-test-").tempdir().unwrap();
+    std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    directory
+}
+
+/// The mounted store.
+#[derive(Debug)]
+pub struct Mount {
+    // Order of fields is order of dropping; the directory goes last, after our own drop has unmounted.
+    options: String,
+    mounted: bool,
+    directory: TempDir,
+}
+
+impl Mount {
+    /// Makes a store of 2 GiB and mounts it with these `-o` options.
+    pub fn new(options: &str) -> Mount {
+        Mount::with_size("2G", options)
+    }
+
+    /// Makes a store of `size` and mounts it.
+    pub fn with_size(size: &str, options: &str) -> Mount {
+        require_root_and_fuse();
+        let mut mount = Mount { options: options.to_owned(), mounted: false, directory: scratch() };
+        std::fs::create_dir(mount.path()).unwrap();
+        let store = mount.store();
+        sumfs(&[OsStr::new("mkfs"), store.as_os_str(), OsStr::new("--size"), OsStr::new(size)]).expect_success();
+        mount.mount();
+        mount
+    }
+
+    /// The mount point.
+    pub fn path(&self) -> PathBuf {
+        self.directory.path().join("mnt")
+    }
+
+    /// The store.
+    pub fn store(&self) -> PathBuf {
+        self.directory.path().join("store")
+    }
+
+    /// A path beside store and mount point, on the host.
+    pub fn beside(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Changes the options of later mounts.
+    pub fn set_options(&mut self, options: &str) {
+        options.clone_into(&mut self.options);
+    }
+
+    /// Mounts; the store is not mounted.
+    pub fn mount(&mut self) {
+        let mut arguments = vec![OsStr::new("mount").to_owned(), self.store().into_os_string(), self.path().into_os_string()];
+        if !self.options.is_empty() {
+            arguments.extend(["-o".into(), self.options.clone().into()]);
+        }
+        sumfs(&arguments).expect_success();
+        self.mounted = true;
+    }
+
+    /// Unmounts and waits for the daemon.
+    pub fn umount(&mut self) {
+        let mountpoint = self.path();
+        sumfs(&[OsStr::new("umount"), mountpoint.as_os_str()]).expect_success();
+        self.mounted = false;
+    }
+
+    /// Unmounts and mounts again: nothing comes from a cache any more.
+    pub fn remount(&mut self) {
+        self.umount();
+        self.mount();
+    }
+
+    /// What `sumfs info --json` says.
+    pub fn info(&self) -> serde_json::Value {
+        let mountpoint = self.path();
+        let ran = sumfs(&[OsStr::new("info"), mountpoint.as_os_str(), OsStr::new("--json")]).expect_success();
+        serde_json::from_str(&ran.stdout).unwrap()
+    }
+
+    /// Ends the daemon as a crash would, and takes the dead mount away. Nothing is written any more.
+    pub fn kill(&mut self) {
+        let pid = self.info().get("pid").and_then(serde_json::Value::as_i64).expect("info names the daemon");
+        let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        // Not `sumfs umount`: that would rightly say that the store was not closed. The next mount waits for the store's lock.
+        rustix::mount::unmount(self.path(), rustix::mount::UnmountFlags::DETACH).unwrap();
+        self.mounted = false;
+    }
+
+    /// The offline check of every block; the store is not mounted.
+    pub fn check(&self) -> Ran {
+        check(&self.store())
+    }
+}
+
+/// `sumfs check --data`.
+pub fn check(store: &Path) -> Ran {
+    sumfs(&[OsStr::new("check"), store.as_os_str(), OsStr::new("--data")])
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let mountpoint = self.path();
+        if std::thread::panicking() {
+            // The test has failed already; leave nothing mounted, say nothing that hides why.
+            if self.mounted {
+                rustix::mount::unmount(&mountpoint, rustix::mount::UnmountFlags::DETACH).ok();
+            }
+            return;
+        }
+        if self.mounted {
+            self.umount();
+        }
+        self.check().expect_success();
+    }
+}

@@ -1,0 +1,335 @@
+//! The command line from outside: exit codes, one-line messages that say the way out, output for programs.
+
+use crate::mount::{Mount, Ran, SUMFS, require_root_and_fuse, run, scratch, sumfs};
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use tempfile::TempDir;
+
+/// A small store that is not mounted, and a place to mount it.
+struct Place {
+    directory: TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        require_root_and_fuse();
+        let place = Place { directory: scratch() };
+        fs::create_dir(place.mountpoint()).unwrap();
+        sumfs(&[OsStr::new("mkfs"), place.store().as_os_str(), OsStr::new("--size"), OsStr::new("64M")]).expect_success();
+        place
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn store(&self) -> PathBuf {
+        self.at("store")
+    }
+
+    fn mountpoint(&self) -> PathBuf {
+        self.at("mnt")
+    }
+
+    fn mount(&self, more: &[&str]) -> Ran {
+        mount(&self.store(), &self.mountpoint(), more)
+    }
+
+    fn umount(&self) -> Ran {
+        sumfs(&[OsStr::new("umount"), self.mountpoint().as_os_str()])
+    }
+}
+
+fn mount(store: &Path, mountpoint: &Path, more: &[&str]) -> Ran {
+    let mut arguments = vec![OsStr::new("mount"), store.as_os_str(), mountpoint.as_os_str()];
+    arguments.extend(more.iter().map(OsStr::new));
+    sumfs(&arguments)
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn mkfs_says_what_it_made_and_refuses_what_is_there() {
+    let directory = scratch();
+    let store = directory.path().join("store");
+    let made = sumfs(&["mkfs", text(&store), "--size", "64M", "--label", "test"]).expect_success();
+    assert!(made.stdout.contains("sumfs mount") && made.stdout.contains("64.0 MiB"), "{made:?}");
+    sumfs(&["mkfs", text(&store), "--size", "64M"]).expect_failure(1, &[text(&store), "--force"]);
+    sumfs(&["mkfs", text(&store), "--size", "64M", "--force"]).expect_success();
+    let small = directory.path().join("small");
+    sumfs(&["mkfs", text(&small), "--size", "1M"]).expect_failure(1, &["16 MiB"]);
+    assert!(!small.join("superblock").exists());
+    let nonsense = sumfs(&["mkfs", text(&small), "--size", "large"]);
+    assert_eq!(nonsense.code, 2);
+    assert!(nonsense.stderr.contains("10G"), "{nonsense:?}");
+}
+
+#[test]
+fn mkfs_and_check_leave_a_mounted_store_alone() {
+    let mount = Mount::with_size("64M", "");
+    sumfs(&["mkfs", text(&mount.store()), "--force"]).expect_failure(1, &[text(&mount.path()), "sumfs umount"]);
+    sumfs(&["check", text(&mount.store())]).expect_failure(8, &[text(&mount.path()), "sumfs umount"]);
+}
+
+#[test]
+fn a_store_on_a_sumfs_is_refused() {
+    let mount = Mount::with_size("256M", "");
+    let inner = mount.path().join("inner");
+    sumfs(&["mkfs", text(&inner), "--size", "16M"]).expect_failure(1, &[text(&inner), "sumfs"]);
+}
+
+#[test]
+fn mounting_what_cannot_be_mounted() {
+    let place = Place::new();
+    let (store, mountpoint) = (place.store(), place.mountpoint());
+    fs::create_dir(place.at("plain")).unwrap();
+    fs::write(place.at("file"), "x").unwrap();
+    mount(&place.at("plain"), &mountpoint, &[]).expect_failure(32, &[text(&place.at("plain")), "sumfs mkfs"]);
+    mount(&place.at("absent"), &mountpoint, &[]).expect_failure(32, &[text(&place.at("absent")), "does not exist"]);
+    mount(&place.at("file"), &mountpoint, &[]).expect_failure(32, &[text(&place.at("file")), "not a directory"]);
+    mount(&store, &place.at("absent"), &[]).expect_failure(32, &["mount point", text(&place.at("absent")), "does not exist"]);
+    mount(&store, &place.at("file"), &[]).expect_failure(32, &["mount point", text(&place.at("file")), "not a directory"]);
+    mount(&store, place.directory.path(), &[]).expect_failure(32, &["below the mount point"]);
+    mount(&store, &store, &[]).expect_failure(32, &[text(&store)]);
+    fs::write(place.at("plain").join("superblock"), vec![0; 100_000]).unwrap();
+    fs::write(place.at("plain").join("lock"), "").unwrap();
+    mount(&place.at("plain"), &mountpoint, &[]).expect_failure(32, &["superblock"]);
+}
+
+#[test]
+fn mounting_with_options_that_are_wrong() {
+    let place = Place::new();
+    place.mount(&["-o", "cahce=none"]).expect_failure(1, &["cahce=none", "cache=writeback|none", "commit=SECONDS"]);
+    place.mount(&["-o", "cache=maybe"]).expect_failure(1, &["cache=maybe", "writeback or none"]);
+    place.mount(&["-o", "cache-size=lots"]).expect_failure(1, &["cache-size=lots", "64M"]);
+    let log = place.mountpoint().join("log");
+    place.mount(&["--log", text(&log)]).expect_failure(1, &[text(&log), "below the mount point"]);
+    let log = place.at("no-such-directory/log");
+    place.mount(&["-o", &format!("log={}", text(&log))]).expect_failure(32, &[text(&log)]);
+    for wrong in [&["mount"][..], &["mount", "only-a-store"], &["mount", "a", "b", "c"], &["mount", "a", "b", "--nonsense"]] {
+        assert_eq!(sumfs(wrong).code, 1, "{wrong:?}");
+    }
+    assert_eq!(sumfs(&["check"]).code, 16);
+    assert_eq!(sumfs(&["nonsense"]).code, 2);
+    assert_eq!(sumfs(&["--help"]).code, 0);
+    let help = sumfs(&["mount", "--help"]).expect_success();
+    assert!(help.stdout.contains("csum-inline=SIZE"), "{help:?}");
+}
+
+#[test]
+fn a_second_mount_is_refused_and_the_first_is_unharmed() {
+    let mount = Mount::with_size("64M", "");
+    fs::write(mount.path().join("file"), "x").unwrap();
+    let other = mount.beside("other");
+    fs::create_dir(&other).unwrap();
+    for mountpoint in [&other, &mount.path()] {
+        let ran = sumfs(&["mount", text(&mount.store()), text(mountpoint)]);
+        ran.expect_failure(32, &[text(&mount.path()), "already mounted", "sumfs umount"]);
+    }
+    // Through another name of the store.
+    let alias = mount.beside("alias");
+    symlink(mount.store(), &alias).unwrap();
+    sumfs(&["mount", text(&alias), text(&other)]).expect_failure(32, &["already mounted"]);
+    assert_eq!(fs::read_to_string(mount.path().join("file")).unwrap(), "x");
+}
+
+#[test]
+fn a_store_in_use_is_named() {
+    let place = Place::new();
+    let lock = File::open(place.store().join("lock")).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    sumfs(&["info", text(&place.store())]).expect_failure(1, &[text(&place.store()), "in use"]);
+}
+
+#[test]
+fn umount_of_a_busy_mount_says_who_uses_it() {
+    let mut mount = Mount::with_size("64M", "");
+    let held = File::create(mount.path().join("held")).unwrap();
+    let pid = std::process::id().to_string();
+    sumfs(&["umount", text(&mount.path())]).expect_failure(1, &["busy", &pid]);
+    fs::write(mount.path().join("still"), "works").unwrap();
+    drop(held);
+    mount.umount();
+    let inner = mount.path().join("inner");
+    mount.mount();
+    fs::create_dir(&inner).unwrap();
+    run("mount", &["-t", "tmpfs", "tmpfs", text(&inner)]).expect_success();
+    let ran = sumfs(&["umount", text(&mount.path())]);
+    run("umount", &[text(&inner)]).expect_success();
+    ran.expect_failure(1, &["busy", text(&inner)]);
+}
+
+#[test]
+fn umount_of_what_is_not_mounted() {
+    let place = Place::new();
+    place.umount().expect_failure(1, &[text(&place.mountpoint()), "not a mount point"]);
+    sumfs(&["umount", "/proc"]).expect_failure(1, &["/proc", "not of sumfs"]);
+    place.mount(&[]).expect_success();
+    sumfs(&["umount", text(&place.store())]).expect_failure(1, &[text(&place.mountpoint())]);
+    sumfs(&["stats", text(&place.store())]).expect_failure(1, &[text(&place.mountpoint())]);
+    place.umount().expect_success();
+}
+
+#[test]
+fn umount_returns_when_the_store_is_free() {
+    let mut mount = Mount::with_size("256M", "");
+    for round in 0..10 {
+        fs::write(mount.path().join(format!("file-{round}")), vec![round; 1 << 20]).unwrap();
+        mount.umount();
+        let lock = File::open(mount.store().join("lock")).unwrap();
+        assert_eq!(rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive), Ok(()), "round {round}");
+        drop(lock);
+        mount.mount();
+    }
+    // umount(8) does not wait; the next mount does.
+    for _ in 0..10 {
+        fs::write(mount.path().join("file"), vec![7; 1 << 20]).unwrap();
+        run("umount", &[text(&mount.path())]).expect_success();
+        mount.mount();
+        assert_eq!(fs::read(mount.path().join("file")).unwrap(), vec![7; 1 << 20]);
+    }
+}
+
+#[test]
+fn signals_unmount_cleanly() {
+    for signal in [rustix::process::Signal::TERM, rustix::process::Signal::INT, rustix::process::Signal::HUP] {
+        let place = Place::new();
+        let mut daemon = Command::new(SUMFS)
+            .args(["mount", text(&place.store()), text(&place.mountpoint()), "-f"])
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        let marker = place.mountpoint().join("marker");
+        // In front there is no word when it is ready: the mount is there when a file made in it is on another device.
+        let outside = rustix::fs::stat(place.directory.path()).unwrap().st_dev;
+        while rustix::fs::stat(place.mountpoint()).map_or(outside, |stat| stat.st_dev) == outside {
+            assert!(daemon.try_wait().unwrap().is_none(), "it did not mount");
+            std::thread::yield_now();
+        }
+        fs::write(&marker, "written").unwrap();
+        let pid = rustix::process::Pid::from_child(&daemon);
+        rustix::process::kill_process(pid, signal).unwrap();
+        assert!(daemon.wait().unwrap().success(), "{signal:?}");
+        assert!(!marker.exists());
+        place.mount(&["-o", "ro"]).expect_success();
+        assert_eq!(fs::read_to_string(&marker).unwrap(), "written");
+        place.umount().expect_success();
+    }
+}
+
+#[test]
+fn the_mount_helper_form_and_the_bare_form() {
+    let place = Place::new();
+    let (store, mountpoint) = (place.store(), place.mountpoint());
+    let helper = place.at("mount.fuse.sumfs");
+    symlink(SUMFS, &helper).unwrap();
+    run(text(&helper), &[text(&store), text(&mountpoint), "-n", "-o", "rw,noatime,nosuid,x-mine,_netdev"]).expect_success();
+    let listed = fs::read_to_string("/proc/self/mounts").unwrap();
+    let line = listed.lines().find(|line| line.contains(text(&mountpoint))).unwrap();
+    assert!(line.starts_with(&format!("{} {} fuse.sumfs rw,nosuid", text(&store), text(&mountpoint))), "{line}");
+    assert!(line.contains("noatime"), "{line}");
+    // -f pretends.
+    place.umount().expect_success();
+    run(text(&helper), &["-f", text(&store), text(&mountpoint)]).expect_success();
+    place.umount().expect_failure(1, &["not a mount point"]);
+    run(text(&helper), &[text(&store), text(&mountpoint), "-o", "nonsense"]).expect_failure(1, &["nonsense"]);
+    run(text(&helper), &["-s", text(&store), text(&mountpoint), "-o", "nonsense"]).expect_success();
+    place.umount().expect_success();
+    sumfs(&[text(&store), text(&mountpoint), "-o", "ro"]).expect_success();
+    assert!(fs::write(mountpoint.join("file"), "x").is_err());
+    place.umount().expect_success();
+}
+
+#[test]
+fn remounting_changes_the_flags() {
+    let mount = Mount::with_size("64M", "");
+    fs::write(mount.path().join("file"), "x").unwrap();
+    let remount = |options: &str| sumfs(&["mount", text(&mount.store()), text(&mount.path()), "-o", options]);
+    remount("remount,ro").expect_success();
+    let error = fs::write(mount.path().join("file"), "y").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::ROFS.raw_os_error()));
+    remount("remount,rw").expect_success();
+    fs::write(mount.path().join("file"), "z").unwrap();
+    let place = Place::new();
+    place.mount(&["-o", "remount,ro"]).expect_failure(32, &["not mounted"]);
+}
+
+#[test]
+fn info_and_stats_for_people_and_programs() {
+    let mount = Mount::with_size("256M", "");
+    fs::write(mount.path().join("file"), vec![1; 3 << 20]).unwrap();
+    sumfs(&["sync", text(&mount.path())]).expect_success();
+    let mounted = mount.info();
+    assert_eq!(mounted["store"].as_str(), Some(text(&mount.store())));
+    assert_eq!(mounted["mountpoint"].as_str(), Some(text(&mount.path())));
+    assert!(mounted["used_bytes"].as_u64().unwrap() >= 3 << 20, "{mounted}");
+    assert!(mounted["size_bytes"].as_u64().unwrap() <= 256 << 20, "{mounted}");
+    assert!(mounted["read_only_reason"].is_null(), "{mounted}");
+    let people = sumfs(&["info", text(&mount.path())]).expect_success();
+    assert!(people.stdout.contains(mounted["uuid"].as_str().unwrap()), "{people:?}");
+    // A store that is mounted is asked as well.
+    let by_store = sumfs(&["info", text(&mount.store()), "--json"]).expect_success();
+    assert!(by_store.stdout.contains(text(&mount.path())), "{by_store:?}");
+    let stats = sumfs(&["stats", text(&mount.path()), "--json"]).expect_success();
+    assert!(serde_json::from_str::<serde_json::Value>(&stats.stdout).unwrap().is_object());
+    assert!(!sumfs(&["stats", text(&mount.path())]).expect_success().stdout.is_empty());
+}
+
+#[test]
+fn info_of_a_store_that_is_not_mounted() {
+    let place = Place::new();
+    let ran = sumfs(&["info", text(&place.store()), "--json"]).expect_success();
+    let info: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(info["features"]["incompat"], serde_json::json!(["unstable"]));
+    assert!(info["pid"].is_null() && info["mountpoint"].is_null());
+    sumfs(&["info", text(&place.mountpoint())]).expect_failure(1, &["no sumfs store"]);
+}
+
+#[test]
+fn check_of_clean_and_of_damaged_stores() {
+    let place = Place::new();
+    let store = place.store();
+    let clean = sumfs(&["check", text(&store)]).expect_success();
+    assert!(clean.stdout.contains("clean"), "{clean:?}");
+    let json = sumfs(&["check", text(&store), "--data", "--json"]).expect_success();
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&json.stdout).unwrap()["clean"], true);
+    sumfs(&["check", text(&place.mountpoint())]).expect_failure(8, &["no sumfs store"]);
+
+    place.mount(&[]).expect_success();
+    let content = crate::content::pattern(100_000, 77);
+    fs::write(place.mountpoint().join("victim"), &content).unwrap();
+    fs::write(place.mountpoint().join("other"), "untouched").unwrap();
+    place.umount().expect_success();
+    flip_first_byte_of(&store.join("device.0"), &content[..4096]);
+    sumfs(&["check", text(&store)]).expect_success();
+    let found = sumfs(&["check", text(&store), "--data"]);
+    assert_eq!(found.code, 4, "{found:?}");
+    assert!(found.stdout.contains("victim"), "{found:?}");
+    // Exactly that block is lost, and the file can still be removed.
+    place.mount(&[]).expect_success();
+    let mut block = [0; 4096];
+    let victim = File::open(place.mountpoint().join("victim")).unwrap();
+    let error = rustix::io::pread(&victim, &mut block, 0).unwrap_err();
+    assert_eq!(error, rustix::io::Errno::IO);
+    assert_eq!(fs::read_to_string(place.mountpoint().join("other")).unwrap(), "untouched");
+    drop(victim);
+    fs::remove_file(place.mountpoint().join("victim")).unwrap();
+    place.umount().expect_success();
+    sumfs(&["check", text(&store), "--data"]).expect_success();
+}
+
+/// Finds the only place of `block` in a device and changes its first byte.
+fn flip_first_byte_of(device: &Path, block: &[u8]) {
+    use std::os::unix::fs::FileExt;
+    let bytes = fs::read(device).unwrap();
+    let places: Vec<usize> = (0..bytes.len() / 4096).filter(|at| bytes[at * 4096..][..4096] == *block).collect();
+    assert_eq!(places.len(), 1, "the block stands once on the device");
+    let file = File::options().write(true).open(device).unwrap();
+    file.write_all_at(&[!block[0]], places[0] as u64 * 4096).unwrap();
+    file.sync_all().unwrap();
+}
