@@ -7,7 +7,7 @@
 //! store's UUID and lies in a directory that only its user can enter; the peer's uid is checked all the same: root and the daemon's
 //! own user may ask, nobody else. Whoever holds the store's lock owns the socket's name, so a leftover one is simply replaced.
 //!
-//! Threads: one accepts (it sleeps in accept(2), so an idle daemon does nothing), one per connection answers, at most [`CONNECTIONS_MAX`].
+//! Threads: one accepts (it sleeps in accept(2), so an idle daemon does nothing), one per connection answers, at most 16.
 
 use crate::error::{Error, Result};
 use parking_lot::{Mutex, RwLock};

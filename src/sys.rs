@@ -164,6 +164,11 @@ pub fn unmount(mountpoint: &Path, lazy: bool) -> io::Result<()> {
     }
 }
 
+/// Ends the mount at once, whoever uses it: everything that waits for an answer, and all later requests, fail. Root only.
+pub fn abort_mount(mountpoint: &Path) -> io::Result<()> {
+    Ok(rustix::mount::unmount(mountpoint, UnmountFlags::FORCE | UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?)
+}
+
 fn unmount_by_fusermount(mountpoint: &Path, lazy: bool) -> io::Result<()> {
     let mut command = Command::new(FUSERMOUNT);
     command.arg("-u").args(lazy.then_some("-z")).arg("--").arg(mountpoint).stdin(Stdio::null());

@@ -36,7 +36,6 @@ impl Cache {
         self.extents.space.release(blocks - became_dirty / BLOCK_SIZE);
         self.dirty_bytes.fetch_add(became_dirty, Ordering::Relaxed);
         self.account(before, after);
-        self.stats.bytes_written.fetch_add(data.len() as u64, Ordering::Relaxed);
         Ok(())
     }
 

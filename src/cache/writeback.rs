@@ -114,7 +114,6 @@ impl Cache {
             self.extents.meta.latch().set(&format!("writing inode {}: {error}", file.inode), true);
         })?;
         file.grow(end);
-        self.stats.bytes_written.fetch_add(data.len() as u64, Ordering::Relaxed);
         Ok(())
     }
 }

@@ -13,6 +13,7 @@ use crate::fuse::session::{self, CacheMode, SessionOptions};
 use crate::store::StoreDirectory;
 use crate::sys;
 use serde_json::{Value, json};
+use std::cell::Cell;
 use std::fs::File;
 use std::io::Write;
 use std::sync::Arc;
@@ -23,18 +24,24 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Serves until unmounted.
 pub fn run(plan: &Plan) -> Outcome {
-    match serve(plan) {
-        Ok(()) => Ok(0),
-        Err(failure) if plan.daemon => {
-            // The pipe's other end prints it. Once the mount was usable nobody reads: then the log has it.
-            println!("{}", failure.message);
-            Err(Failure::new(failure.code, ""))
-        }
-        Err(failure) => Err(failure),
+    let usable = Cell::new(false);
+    let Err(failure) = serve(plan, &usable) else { return Ok(0) };
+    if usable.get() || plan.options.log.is_some() {
+        tracing::error!("{}", failure.message);
     }
+    if usable.get() {
+        // The caller is long gone.
+        return Err(Failure::new(failure.code, ""));
+    }
+    if plan.daemon {
+        // The pipe's other end prints it.
+        println!("{}", failure.message);
+        return Err(Failure::new(failure.code, ""));
+    }
+    Err(failure)
 }
 
-fn serve(plan: &Plan) -> std::result::Result<(), Failure> {
+fn serve(plan: &Plan, usable: &Cell<bool>) -> std::result::Result<(), Failure> {
     if plan.daemon {
         // Cannot fail: a process just started by another one leads no group.
         sys::new_session().ok();
@@ -55,22 +62,22 @@ fn serve(plan: &Plan) -> std::result::Result<(), Failure> {
     let filesystem = Filesystem::open(store.disks().clone(), options).or_code(CODE_FAILED)?;
     let mut control = start_control(plan, &store, description, &filesystem);
 
-    let options = session_options(plan);
-    let served = session::serve(Arc::clone(&filesystem), &plan.mountpoint, &options, || announce(plan));
-    if let Err(error) = &served {
-        tracing::error!("{}: {error}", plan.mountpoint.display());
-    }
+    let options = SessionOptions { host_is_direct: store.disks().bypass_host_cache(), ..session_options(plan) };
+    let served = session::serve(Arc::clone(&filesystem), &plan.mountpoint, &options, || {
+        usable.set(true);
+        announce(plan);
+    });
     if let Some(control) = &mut control {
         control.stop();
     }
     let closed = filesystem.shutdown();
-    if let Err(error) = &closed {
-        tracing::error!("closing {}: {error}", plan.store.display());
-    }
     // All that is open, before the word that the store is free.
     drop((filesystem, store));
     if let Some(control) = control {
         control.finish(&closed);
+    }
+    if let (Err(_), Err(error)) = (&served, &closed) {
+        tracing::error!("closing {}: {error}", plan.store.display());
     }
     served.and(closed).or_code(CODE_FAILED)
 }

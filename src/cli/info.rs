@@ -14,6 +14,9 @@ use crate::units::BLOCK_SIZE;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
+/// Why the file system says that it is read-only when only the looking is.
+const OUR_OWN_REASON: &str = "mounted read-only";
+
 /// Arguments of `sumfs info`.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -84,6 +87,9 @@ fn unmounted(store: &Path) -> Result<Value> {
     let filesystem = Filesystem::open(store.disks().clone(), options)?;
     let mut info = with_status(describe_store(&store), &filesystem);
     set(&mut info, "pid", Value::Null);
+    if info.get("read_only_reason").and_then(Value::as_str) == Some(OUR_OWN_REASON) {
+        set(&mut info, "read_only_reason", Value::Null);
+    }
     filesystem.shutdown()?;
     Ok(info)
 }
@@ -156,6 +162,8 @@ fn info_table(info: &Value) -> String {
         .flatten()
         .filter_map(Value::as_str)
         .collect();
+    let number = |key: &str| info.get(key).and_then(Value::as_u64).unwrap_or(0);
+    let groups = number("size_bytes").checked_div(number("group_bytes")).unwrap_or(0);
     let mut rows = vec![
         ("store", text("store")),
         (
@@ -173,8 +181,8 @@ fn info_table(info: &Value) -> String {
             ),
         ),
         ("space", format!("{} size, {} used, {} free", bytes("size_bytes"), bytes("used_bytes"), bytes("free_bytes"))),
-        ("files", text("inodes")),
-        ("groups", format!("of {}", bytes("group_bytes"))),
+        ("inodes", text("inodes")),
+        ("groups", format!("{groups} of {}", bytes("group_bytes"))),
     ];
     for device in info.get("devices").and_then(Value::as_array).into_iter().flatten() {
         let path = device.get("path").and_then(Value::as_str).unwrap_or("-");

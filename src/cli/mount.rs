@@ -1,4 +1,4 @@
-//! `sumfs mount`: checks the arguments, then either serves in front (`-f`, see [`daemon`](super::daemon)) or starts itself again with
+//! `sumfs mount`: checks the arguments, then either serves in front (`-f`, see [`daemon`]) or starts itself again with
 //! `-f` as a daemon and waits until that says that the mount is usable.
 //!
 //! Starting itself instead of forking means that nothing is ever forked after threads exist. The daemon's standard output is the

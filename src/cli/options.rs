@@ -48,8 +48,9 @@ const IGNORED: [&str; 20] = [
     "default_permissions",
 ];
 
-/// Options with a value that are taken and ignored; `x-anything` too.
-const IGNORED_WITH_VALUE: [&str; 5] = ["user", "uhelper", "comment", "fsname", "subtype"];
+/// Options with a value that are taken and ignored; `x-anything` too. A remount hands back what the list of mounts shows.
+const IGNORED_WITH_VALUE: [&str; 9] =
+    ["user", "uhelper", "comment", "fsname", "subtype", "user_id", "group_id", "max_read", "blksize"];
 
 /// What the `-o` lists say.
 #[derive(Clone, Debug)]

@@ -238,6 +238,10 @@ impl Disk for FileDisk {
         &self.name
     }
 
+    fn bypasses_host_cache(&self) -> bool {
+        self.is_direct()
+    }
+
     fn len(&self) -> Result<u64> {
         Ok(self.len.load(Ordering::Relaxed))
     }

@@ -48,6 +48,10 @@ pub trait Disk: Send + Sync + Debug {
     fn host_free_bytes(&self) -> Option<u64> {
         None
     }
+    /// Does writing here bypass the host's page cache?
+    fn bypasses_host_cache(&self) -> bool {
+        false
+    }
     /// True when there is nothing.
     fn is_empty(&self) -> Result<bool> {
         Ok(self.len()? == 0)

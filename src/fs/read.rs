@@ -6,7 +6,6 @@ use crate::error::{Error, Reason, Result};
 use crate::extent::load::whole_blocks;
 use crate::lock::Wait;
 use crate::units::InodeNumber;
-use std::sync::atomic::Ordering;
 
 /// Most damaged blocks that are remembered as reported.
 const REPORTED_MAX: usize = 100_000;
@@ -29,12 +28,8 @@ impl Filesystem {
             }
         };
         match &data {
-            Ok(data) => {
-                self.stats.bytes_read.fetch_add(data.as_slice().len() as u64, Ordering::Relaxed);
-                if !flags.no_atime && size > 0 {
-                    self.note_access(&inode);
-                }
-            }
+            Ok(_) if !flags.no_atime && size > 0 => self.note_access(&inode),
+            Ok(_) => {}
             Err(error) => self.report_damage(error),
         }
         data

@@ -24,6 +24,7 @@ use fuser::{
     ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll,
     ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -66,6 +67,15 @@ pub fn wanted_flags(cache: CacheMode) -> InitFlags {
     }
 }
 
+thread_local!(static IN_HANDLER: Cell<bool> = const { Cell::new(false) });
+
+/// Is this a reading thread of the library's, outside our handlers? A panic there ends the thread and leaves its request without
+/// an answer; one in a handler is caught.
+pub fn is_reading_thread_outside_handler() -> bool {
+    let is_reading = std::thread::current().name().is_some_and(|name| name.starts_with("fuser-") && name != "fuser-bg");
+    is_reading && !IN_HANDLER.get()
+}
+
 /// The file system as fuser wants to see it.
 pub struct Adapter {
     fs: Arc<Filesystem>,
@@ -84,7 +94,10 @@ impl Adapter {
     fn handle(&self, operation: Operation, run: impl FnOnce()) {
         let _busy: Busy<'_> = self.dispatcher.enter();
         self.stats.count(operation);
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(run)) {
+        IN_HANDLER.set(true);
+        let result = catch_unwind(AssertUnwindSafe(run));
+        IN_HANDLER.set(false);
+        if let Err(panic) = result {
             self.dispatcher.panicked(operation, panic_message(&*panic));
         }
     }

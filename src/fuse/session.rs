@@ -4,8 +4,12 @@
 //! We mount ourselves and give fuser the open device (`Session::from_fd`): fuser's own unmount at the end may hit the next file
 //! system mounted at the same place. Who unmounts decides when this ends; nothing is unmounted here once the session has ended,
 //! except after an abort from outside, which leaves our dead mount behind.
+//!
+//! A panic in a handler is caught (`adapter`). One in the library's own code would end a reading thread and leave whoever sent
+//! the request waiting for ever, so it ends the mount. fuser 0.18.0 has such a one: SETATTR with a time in the very first second
+//! of 64 bits (`system_time_from_time`; mended upstream, not released).
 
-use super::adapter::Adapter;
+use super::adapter::{self, Adapter};
 use super::dispatch::Dispatcher;
 use crate::error::{Error, Result};
 use crate::fs::Filesystem;
@@ -130,6 +134,7 @@ pub fn serve(fs: Arc<Filesystem>, mountpoint: &Path, options: &SessionOptions, r
     let device = sys::mount_at(&mountpoint).ok().flatten().map(|mounted| mounted.device);
     if let Some(device) = &device {
         set_kernel_knobs(device, options.host_is_direct || sys::is_io_flusher());
+        end_mount_when_reading_thread_dies(mountpoint.clone(), device.clone());
     }
     let background =
         session.spawn().map_err(|error| remove_mount(&mountpoint, "starting the threads that read requests", error))?;
@@ -156,6 +161,23 @@ pub fn serve(fs: Arc<Filesystem>, mountpoint: &Path, options: &SessionOptions, r
         }
         result => result.map_err(|source| Error::io(format!("serving {}", mountpoint.display()), source)),
     }
+}
+
+/// Hooks into panics for the rest of the process's life (see the top of this file).
+fn end_mount_when_reading_thread_dies(mountpoint: PathBuf, device: String) {
+    let earlier = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        earlier(panic);
+        if !adapter::is_reading_thread_outside_handler() {
+            return;
+        }
+        tracing::error!("internal error in the FUSE library, ending the mount at {}: {panic}", mountpoint.display());
+        let is_ours = sys::mount_at(&mountpoint).ok().flatten().is_some_and(|mounted| mounted.device == device);
+        if is_ours && sys::abort_mount(&mountpoint).is_err() {
+            // Not root: the end of the process ends the connection. The store is as after a crash, which it is made for.
+            std::process::abort();
+        }
+    }));
 }
 
 fn start(adapter: Adapter, descriptor: OwnedFd, threads: usize) -> io::Result<Session<Adapter>> {

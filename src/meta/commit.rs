@@ -112,15 +112,22 @@ impl Metadata {
             if references.len() != changes.len() {
                 return Err(Error::corrupt(format!("state of extent {extent} has {} blocks, not {}", references.len(), changes.len())));
             }
+            let mut dead = Vec::new();
             for (block, (count, change)) in references.iter_mut().zip(&changes).enumerate() {
                 let before = *count;
                 *count = before
                     .checked_add_signed(*change)
                     .ok_or_else(|| Error::corrupt(format!("block {block} of extent {extent} freed once too often")))?;
                 if before > 0 && *count == 0 {
-                    push_block(freed, extent.0 + block as u64);
+                    dead.push(block as u64);
                 }
             }
+            // The first block's address is the extent's key: it stays until the extent goes, or a new extent could take the key.
+            dead.retain(|block| *block != 0);
+            if references.iter().all(|count| *count == 0) {
+                push_block(freed, extent.0);
+            }
+            dead.into_iter().for_each(|block| push_block(freed, extent.0 + block));
             if references.iter().all(|count| *count == 0) {
                 folded.insert(schema::extent(extent), None);
                 folded.insert(key, None);

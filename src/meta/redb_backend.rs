@@ -102,6 +102,7 @@ pub(super) struct Backend {
     reported: Mutex<HashSet<u64>>,
     detached: AtomicBool,
     failure: Mutex<Option<Error>>,
+    write_failure: Mutex<Option<Error>>,
 }
 
 /// Some pages in a row that lie in a row on the disk.
@@ -182,6 +183,7 @@ impl Backend {
             reported: Mutex::new(HashSet::new()),
             detached: AtomicBool::new(false),
             failure: Mutex::new(None),
+            write_failure: Mutex::new(None),
         })
     }
 
@@ -217,6 +219,16 @@ impl Backend {
         self.failure.lock().clone()
     }
 
+    /// Runs a step that changes the disk. A failed one is the last: redb does not take every error of a write seriously.
+    fn change(&self, step: impl FnOnce() -> Result<()>) -> io::Result<()> {
+        let done = self.check_writable().and_then(|()| {
+            step().inspect_err(|error| {
+                self.write_failure.lock().get_or_insert_with(|| error.clone());
+            })
+        });
+        done.map_err(|error| self.fail(error))
+    }
+
     /// Remembers `error` and turns it into what redb takes.
     pub(super) fn fail(&self, error: Error) -> io::Error {
         self.failure.lock().get_or_insert_with(|| error.clone());
@@ -229,7 +241,11 @@ impl Backend {
         io::Error::new(kind, error)
     }
 
+    /// Nothing is written after the first failed write: what it was to write is still in memory, and stays readable there.
     fn check_writable(&self) -> Result<()> {
+        if let Some(error) = self.write_failure.lock().clone() {
+            return Err(error);
+        }
         if self.writable && !self.detached.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -383,7 +399,6 @@ impl Backend {
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
-        self.check_writable()?;
         let waiting = {
             let mut state = self.state.lock();
             check_range(&*self.disk, state.length, offset, data.len())?;
@@ -484,15 +499,14 @@ impl StorageBackend for BackendHandle {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         let fits = len.div_ceil(super::redb_layout::CHUNK_DATA_BYTES) <= CHUNKS_MAX as u64;
-        let done = if fits { self.0.check_writable().and_then(|()| self.0.set_length(len)) } else { Err(Error::NoSpace) };
-        done.map_err(|error| self.0.fail(error))
+        self.0.change(|| if fits { self.0.set_length(len) } else { Err(Error::NoSpace) })
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.0.check_writable().and_then(|()| self.0.sync()).map_err(|error| self.0.fail(error))
+        self.0.change(|| self.0.sync())
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.0.write(offset, data).map_err(|error| self.0.fail(error))
+        self.0.change(|| self.0.write(offset, data))
     }
 }

@@ -1,6 +1,6 @@
 //! A redb storage in memory over the durable state of a [`Backend`]: what redb writes, and that includes opening a database,
 //! stays here and is gone with it. For mounts and checks that must not change a byte (`-o ro`), and to ask a second redb about the
-//! durable state while the first one runs.
+//! durable state (which pages it reaches) while the first one runs.
 //!
 //! The durable trees must not change below: nothing is made durable on the backend meanwhile.
 
@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::units::{BLOCK, BLOCK_SIZE};
 use parking_lot::Mutex;
 use redb::StorageBackend;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::sync::Arc;
 
@@ -19,7 +19,11 @@ use std::sync::Arc;
 pub(super) struct Overlay {
     base: Arc<Backend>,
     state: Mutex<Written>,
+    reached: Option<Reached>,
 }
+
+/// Pages of the base that redb has read.
+pub(super) type Reached = Arc<Mutex<HashSet<u64>>>;
 
 #[derive(Debug)]
 struct Written {
@@ -40,7 +44,17 @@ impl Overlay {
             page_zero: durable.page_zero,
             pages: BTreeMap::new(),
         };
-        Overlay { base, state: Mutex::new(written) }
+        Overlay { base, state: Mutex::new(written), reached: None }
+    }
+
+    /// The same, noting what redb reads.
+    pub(super) fn recording(base: Arc<Backend>) -> Overlay {
+        Overlay { reached: Some(Reached::default()), ..Overlay::new(base) }
+    }
+
+    /// What redb has read, if this is recording.
+    pub(super) fn reached(&self) -> Reached {
+        self.reached.clone().unwrap_or_default()
     }
 
     fn read_whole(&self, offset: u64, out: &mut [u8]) -> Result<()> {
@@ -50,7 +64,12 @@ impl Overlay {
             for (page, bytes) in (first..).zip(into.chunks_exact_mut(BLOCK)) {
                 match state.pages.get(&page) {
                     Some(known) => bytes.copy_from_slice(known),
-                    None if page < state.base_pages => self.base.read_pages(page, bytes)?,
+                    None if page < state.base_pages => {
+                        if let Some(reached) = &self.reached {
+                            reached.lock().insert(page);
+                        }
+                        self.base.read_pages(page, bytes)?;
+                    }
                     None => bytes.fill(0),
                 }
             }

@@ -1,7 +1,7 @@
 //! Scrubbing the index disk: reads every header, table and page, both copies, and heals one from the other.
 //!
-//! A page of which both copies are bad is not yet damage: after a power cut, pages that redb was writing for the next tree may match
-//! no checksum, and stay like that until redb uses them. So those are handed to the caller, who asks redb whether it reaches them
+//! A page with bad copies is not yet damage: after a power cut, pages that redb was writing for the next tree may match no checksum,
+//! and stay like that until redb uses them. So pages are not judged here: the caller asks redb which ones it reaches
 //! (`RedbIndex::verify`).
 //!
 //! The caller may go on reading and writing: each chunk is looked at under `writing`, in which checksums and disk agree.
@@ -15,19 +15,28 @@ use crate::units::BLOCK;
 /// Pages read at once.
 const READ_PAGES: usize = 256;
 
+/// Pages that do not match their checksums.
+#[derive(Debug, Default)]
+pub(super) struct Scrubbed {
+    /// Page and the number of its bad copy, which was rewritten from the other one (not on a disk that is only read). Not counted.
+    pub(super) mended: Vec<(u64, usize)>,
+    /// Pages without a good copy, with the checksum they should have.
+    pub(super) lost: Vec<(u64, u32)>,
+}
+
 impl Backend {
-    /// Looks at everything; the numbers of pages without a good copy.
-    pub(super) fn scrub(&self) -> Result<Vec<u64>> {
+    /// Looks at everything. Damaged headers and tables are counted as healed.
+    pub(super) fn scrub(&self) -> Result<Scrubbed> {
         self.scrub_headers()?;
-        let mut lost = Vec::new();
+        let mut found = Scrubbed::default();
         let mut buffers = [0, 1].map(|_| AlignedBuffer::filled_by(READ_PAGES * BLOCK, |_| ()));
         let mut chunk = 0;
         while chunk < self.state.lock().directory.len() {
             let _writing = self.writing.lock();
-            self.scrub_chunk(chunk, &mut buffers, &mut lost)?;
+            self.scrub_chunk(chunk, &mut buffers, &mut found)?;
             chunk += 1;
         }
-        Ok(lost)
+        Ok(found)
     }
 
     fn scrub_headers(&self) -> Result<()> {
@@ -55,7 +64,7 @@ impl Backend {
         Ok(())
     }
 
-    fn scrub_chunk(&self, chunk: usize, buffers: &mut [AlignedBuffer; 2], lost: &mut Vec<u64>) -> Result<()> {
+    fn scrub_chunk(&self, chunk: usize, buffers: &mut [AlignedBuffer; 2], found: &mut Scrubbed) -> Result<()> {
         let (place, sums) = {
             let mut state = self.state.lock();
             let Some(place) = state.place(chunk) else { return Ok(()) };
@@ -63,7 +72,7 @@ impl Backend {
         };
         self.scrub_tables(chunk, place)?;
         for first in (0..CHUNK_PAGES).step_by(READ_PAGES) {
-            self.scrub_pages(chunk, place, first, &sums, buffers, lost)?;
+            self.scrub_pages(chunk, place, first, &sums, buffers, found);
         }
         Ok(())
     }
@@ -104,19 +113,18 @@ impl Backend {
         first: usize,
         sums: &Sums,
         buffers: &mut [AlignedBuffer; 2],
-        lost: &mut Vec<u64>,
-    ) -> Result<()> {
+        found: &mut Scrubbed,
+    ) {
         let sums = sums.get(first..CHUNK_PAGES.min(first + READ_PAGES)).unwrap_or_default();
         if sums.iter().all(|sum| *sum == 0) {
-            return Ok(());
+            return;
         }
         let mut good = [[false; READ_PAGES]; 2];
         for (copy, (buffer, good)) in buffers.iter_mut().zip(&mut good).enumerate() {
             let (bytes, _) = buffer.split_at_mut(sums.len() * BLOCK);
             let whole = self.disk.read_at(page_offset(place, copy, first), bytes).is_ok();
             for (at, (page, (good, sum))) in bytes.chunks_exact_mut(BLOCK).zip(good.iter_mut().zip(sums)).enumerate() {
-                let readable =
-                    whole || (*sum != 0 && self.disk.read_at(page_offset(place, copy, first + at), page).is_ok());
+                let readable = whole || (*sum != 0 && self.disk.read_at(page_offset(place, copy, first + at), page).is_ok());
                 *good = readable && page_sum(page) == *sum;
             }
         }
@@ -130,13 +138,12 @@ impl Backend {
                 (true, false) => (1, one),
                 (false, true) => (0, two),
                 (false, false) => {
-                    lost.push(page);
+                    found.lost.push((page, *sum));
                     continue;
                 }
             };
-            self.report_healed(page, bad);
+            found.mended.push((page, bad));
             self.heal_page(page, bad, *sum, source);
         }
-        Ok(())
     }
 }

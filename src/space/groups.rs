@@ -213,9 +213,9 @@ impl Space {
     pub fn apply(&self, allocated: &[Run], freed: &[Run]) -> Result<()> {
         let mut state = self.state.lock();
         for (runs, used) in [(allocated, true), (freed, false)] {
-            for (first, count) in runs {
-                let (group, block) = state.group_mut(*first, self.blocks_per_group)?;
-                group.applied.set(block, *count, used);
+            for (first, count) in runs.iter().flat_map(|run| self.by_group(*run)) {
+                let (group, block) = state.group_mut(first, self.blocks_per_group)?;
+                group.applied.set(block, count, used);
                 group.is_applied_dirty = true;
             }
         }
@@ -226,9 +226,9 @@ impl Space {
     pub fn replay(&self, allocated: &[Run], freed: &[Run]) -> Result<()> {
         let mut state = self.state.lock();
         for (runs, used) in [(allocated, true), (freed, false)] {
-            for (first, count) in runs {
-                let (group, block) = state.group_mut(*first, self.blocks_per_group)?;
-                let changed = group.used.set(block, *count, used);
+            for (first, count) in runs.iter().flat_map(|run| self.by_group(*run)) {
+                let (group, block) = state.group_mut(first, self.blocks_per_group)?;
+                let changed = group.used.set(block, count, used);
                 if used {
                     group.free -= changed;
                     state.free -= u64::from(changed);
@@ -268,7 +268,7 @@ impl Space {
             return Ok(());
         }
         let mut state = self.state.lock();
-        for (first, count) in released {
+        for (first, count) in released.into_iter().flat_map(|run| self.by_group(run)) {
             let (group, block) = state.group_mut(first, self.blocks_per_group)?;
             let changed = group.used.set(block, count, false);
             group.free += changed;
@@ -308,6 +308,18 @@ impl Space {
         Some(state.groups.get(usize::try_from(number).ok()?)?.used.clone())
     }
 
+    /// The parts of a run, none of which crosses the end of a group.
+    fn by_group(&self, (first, count): Run) -> impl Iterator<Item = Run> + use<> {
+        let (blocks_per_group, end) = (self.blocks_per_group, first + u64::from(count));
+        let mut at = first;
+        std::iter::from_fn(move || {
+            let upto = end.min((at / blocks_per_group + 1) * blocks_per_group);
+            let part = (at, (upto - at) as u32);
+            at = upto;
+            (part.1 > 0).then_some(part)
+        })
+    }
+
     pub(super) fn device(&self, id: u32) -> Result<&Device> {
         self.devices.iter().find(|device| device.id == id).ok_or_else(|| Error::corrupt(format!("no device {id}")))
     }
@@ -332,5 +344,26 @@ impl State {
             .get_mut((block / blocks_per_group) as usize)
             .ok_or_else(|| Error::corrupt(format!("block {block} is in no open group")))?;
         Ok((group, (block % blocks_per_group) as u32))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::memory::MemoryDisk;
+
+    #[test]
+    fn a_run_over_the_end_of_a_group_is_used_in_both() {
+        let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new("device", 64 << 20));
+        let groups = [0, 1].map(|number| (GroupRecord { profile: PROFILE_SINGLE, copies: vec![(0, number << 20)] }, None));
+        let space = Space::new(vec![(0, disk)], &[(0, 64 << 20)], 256, groups.to_vec(), 0).unwrap();
+        space.replay(&[(250, 10)], &[]).unwrap();
+        space.apply(&[(250, 10)], &[]).unwrap();
+        let used = |block| space.is_used(BlockAddress(block)).unwrap();
+        assert_eq!([249, 250, 255, 256, 259, 260].map(used), [false, true, true, true, true, false]);
+        assert_eq!(space.changed_bitmaps().len(), 2);
+        assert_eq!(space.counts().free, 512 - 10);
+        space.free(vec![(250, 10)]).unwrap();
+        assert_eq!(space.counts().free, 512);
     }
 }

@@ -170,7 +170,7 @@ impl Opening<'_> {
     }
 
     fn index(&self) -> Result<FileDisk> {
-        let disk = self.part(Path::new(INDEX_FILE), "index", false)?;
+        let disk = self.part(Path::new(INDEX_FILE), "index", self.options.direct)?;
         if disk.is_empty()? && !self.options.allow_damage {
             return Err(Error::corrupt(format!("the index {} is empty; restore the store", disk.name())));
         }
@@ -187,7 +187,7 @@ impl Opening<'_> {
                 self.path.display()
             ))
         };
-        let disk = match self.part(path, "journal", false) {
+        let disk = match self.part(path, "journal", self.options.direct) {
             Err(Error::Usage(_)) if !self.path.join(path).exists() => {
                 if !self.options.allow_damage || self.options.read_only {
                     return Err(damaged("it does not exist".to_owned()));

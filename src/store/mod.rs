@@ -1,6 +1,6 @@
 //! A store as a whole: its disks, how they are formatted, and the directory on the host that holds them.
 //!
-//! [`format`] works on any [`Disks`], also simulated ones; [`StoreDirectory`] is the only place that knows about paths. Its
+//! [`format()`] works on any [`Disks`], also simulated ones; [`StoreDirectory`] is the only place that knows about paths. Its
 //! parts: `directory` (opening, the lock), `create` (mkfs), `host` (what the host says about a path), `signature` (what a
 //! device already holds), `size` (sizes as people write them).
 
@@ -52,7 +52,15 @@ pub struct Disks {
     pub devices: Vec<Arc<dyn Disk>>,
 }
 
-/// What [`format`] lets one choose.
+impl Disks {
+    /// Does everything that is written while mounted bypass the host's page cache? Then our writeback can never wait for the
+    /// host's.
+    pub fn bypass_host_cache(&self) -> bool {
+        [&self.journal, &self.index].into_iter().chain(&self.devices).all(|disk| disk.bypasses_host_cache())
+    }
+}
+
+/// What [`format()`] lets one choose.
 #[derive(Clone, Debug, Default)]
 pub struct FormatOptions {
     /// A name for people.

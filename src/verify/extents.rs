@@ -1,5 +1,6 @@
 //! Extents in address order, each with its state and with the references that the file maps gave: counts, liveness, overlaps,
-//! and the bitmaps of used blocks. One group's bitmap is held at a time.
+//! and the bitmaps of used blocks. One group's bitmap is held at a time. Dead blocks of an extent may hold newer extents, so only
+//! live blocks must not overlap.
 
 use super::findings::{Findings, Items, hex};
 use super::issue::Issue;
@@ -100,7 +101,6 @@ pub(super) struct Sweep<'a> {
     groups: u64,
     /// Some references are missing because their file maps are damaged.
     has_missing_references: bool,
-    previous_end: u64,
     /// The group being collected, and its live blocks.
     group: u64,
     live: Bitmap,
@@ -118,7 +118,6 @@ impl<'a> Sweep<'a> {
             blocks_per_group,
             groups: space.counts().groups,
             has_missing_references,
-            previous_end: 0,
             group: 0,
             live: Bitmap::new(u32::try_from(blocks_per_group).unwrap_or(u32::MAX)),
             extents: 0,
@@ -223,10 +222,6 @@ impl<'a> Sweep<'a> {
     fn place(&mut self, find: &mut Findings<'_>, address: u64, live: &[u32]) {
         let blocks = live.len() as u32;
         let end = address.saturating_add(u64::from(blocks));
-        if address < self.previous_end {
-            find.add(Issue::ExtentOverlap { extent: address, previous_end: self.previous_end });
-        }
-        self.previous_end = self.previous_end.max(end);
         let (group, last_group) = (address / self.blocks_per_group, (end - 1) / self.blocks_per_group);
         if group != last_group || group >= self.groups {
             find.add(Issue::ExtentOutsideGroup { extent: address, blocks });
@@ -236,9 +231,22 @@ impl<'a> Sweep<'a> {
         }
         self.go_to_group(find, group);
         let first = (address % self.blocks_per_group) as u32;
-        for (block, _) in (first..).zip(live).filter(|(_, count)| **count > 0) {
-            // What crosses the end is cut off.
-            self.blocks_used += u64::from(self.live.set(block, 1, true));
+        let mut overlap = None;
+        // What crosses the end of the group is cut off.
+        let in_group = (first..self.live.len()).zip(live).filter(|(_, count)| **count > 0);
+        for (block, _) in in_group {
+            let is_new = self.live.set(block, 1, true) == 1;
+            self.blocks_used += u64::from(is_new);
+            if !is_new && overlap.is_none() {
+                overlap = Some(group * self.blocks_per_group + u64::from(block));
+            }
+        }
+        if let Some(block) = overlap {
+            find.add(Issue::ExtentOverlap { extent: address, block });
+        }
+        // The first block is the extent's key: it stays used until the extent goes.
+        if live.first() == Some(&0) {
+            self.live.set(first, 1, true);
         }
     }
 

@@ -117,7 +117,9 @@ impl<'a> Findings<'a> {
             Some(Parsed::Checkpoint) => "the last checkpoint".to_owned(),
             Some(Parsed::Inode(inode)) => format!("inode {inode} (its attributes)"),
             Some(Parsed::EntryByName { directory, name }) => format!("the name {} in {}", readable(name), self.file(directory)),
-            Some(Parsed::EntryByCookie { directory, cookie }) => format!("the entry with cookie {cookie} in {}", self.file(directory)),
+            Some(Parsed::EntryByCookie { directory, cookie }) => {
+                format!("the entry with cookie {cookie} in {}", self.file(directory))
+            }
             Some(Parsed::Xattr { inode, name }) => format!("the extended attribute {} of {}", readable(name), self.file(inode)),
             Some(Parsed::Symlink(inode)) => format!("the target of {}", self.file(inode)),
             Some(Parsed::Map { inode, offset }) => format!("the file map of {} at byte {offset}", self.file(inode)),

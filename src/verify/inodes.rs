@@ -9,9 +9,7 @@ use super::issue::Issue;
 use super::names::Names;
 use super::references::{Reference, References};
 use crate::error::{Error, Result};
-use crate::meta::records::{
-    CookieRecord, EntryRecord, FileKind, INODE_HAS_XATTRS, InodeRecord, MapRecord, OrphanRecord,
-};
+use crate::meta::records::{CookieRecord, EntryRecord, FileKind, INODE_HAS_XATTRS, InodeRecord, MapRecord, OrphanRecord};
 use crate::meta::schema::{self, Parsed};
 use crate::units::{BLOCK_SIZE, FILE_SIZE_MAX, InodeNumber, block_ceil, blocks_for};
 
@@ -232,11 +230,7 @@ impl Walk<'_, '_> {
             return Ok(());
         };
         self.tally.highest_inode = self.tally.highest_inode.max(inode.0);
-        let Some(kind) = FileKind::from_mode(record.mode) else {
-            let file = self.find.file(inode);
-            self.find.add(Issue::ModeInvalid { file, mode: record.mode });
-            return Ok(());
-        };
+        let kind = record.kind();
         match kind {
             FileKind::Directory => self.tally.directories += 1,
             _ => self.tally.files += 1,

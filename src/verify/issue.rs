@@ -77,7 +77,9 @@ pub enum Issue {
     #[error("the metadata's record of device {device} is wrong: {reason}")]
     DeviceRecord { device: u32, reason: &'static str },
     /// The last transactions before a clean unmount are not there, or ones that came after it.
-    #[error("the store was unmounted after transaction {clean}, but holds transactions up to {found}: its parts do not belong together")]
+    #[error(
+        "the store was unmounted after transaction {clean}, but holds transactions up to {found}: its parts do not belong together"
+    )]
     SequenceDiffers { clean: u64, found: u64 },
     /// A journal record is bad although later ones are whole.
     #[error("the journal is damaged: {reason}")]
@@ -119,9 +121,6 @@ pub enum Issue {
     /// Items of an inode that has no inode record.
     #[error("inode {inode} has {items} metadata items, but no inode record")]
     ItemsWithoutInode { inode: u64, items: u64 },
-    /// The mode names no file type.
-    #[error("{file} has mode {mode:o}, which is no kind of file")]
-    ModeInvalid { file: File, mode: u32 },
     /// An item that an inode of its kind cannot have.
     #[error("{file} is a {kind} and has a {item}, which it cannot have")]
     MisplacedItem { file: File, kind: &'static str, item: &'static str },
@@ -207,9 +206,9 @@ pub enum Issue {
     /// No file uses the extent.
     #[error("extent {extent} ({blocks} blocks, written for {owner}) is used by no file")]
     ExtentUnreferenced { extent: u64, blocks: u32, owner: File },
-    /// Two extents on the same blocks.
-    #[error("extent {extent} begins before the one in front of it ends, at block {previous_end}")]
-    ExtentOverlap { extent: u64, previous_end: u64 },
+    /// Two extents hold data in the same block. (In dead blocks of an older extent a newer one may lie.)
+    #[error("extent {extent} holds data in block {block}, and so does an extent in front of it")]
+    ExtentOverlap { extent: u64, block: u64 },
     /// It crosses the end of its group, or there is no such group.
     #[error("extent {extent} ({blocks} blocks) does not lie within one open group")]
     ExtentOutsideGroup { extent: u64, blocks: u32 },
@@ -281,7 +280,6 @@ impl Issue {
             | NextInodeTooLow { .. }
             | RootWrong { .. }
             | ItemsWithoutInode { .. }
-            | ModeInvalid { .. }
             | MisplacedItem { .. }
             | EntryWithoutInode { .. }
             | EntryKind { .. }

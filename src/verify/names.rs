@@ -48,7 +48,7 @@ impl Names {
                 return Ok(Seen { kind: entry.kind, is_listed });
             }
         };
-        let kind = FileKind::from_mode(record.mode).unwrap_or(entry.kind);
+        let kind = record.kind();
         if kind != entry.kind {
             let (recorded, found) = (kind_name(entry.kind), kind_name(kind));
             let directory = find.file(directory);
@@ -154,7 +154,8 @@ impl Names {
 
     /// What can be said only when all inodes have been seen.
     pub(super) fn finish(self, find: &mut Findings<'_>) -> Result<()> {
-        if !self.has_root && matches!(look(find.metadata, &schema::inode(InodeNumber::ROOT), InodeRecord::decode)?, Look::Absent) {
+        if !self.has_root && matches!(look(find.metadata, &schema::inode(InodeNumber::ROOT), InodeRecord::decode)?, Look::Absent)
+        {
             find.add(Issue::RootWrong { reason: "it does not exist" });
         }
         for (place, issue) in self.missing {

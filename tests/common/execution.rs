@@ -28,7 +28,7 @@ pub enum Event {
     /// The size was set.
     Resized { file: Id },
     /// Zeroed or allocated.
-    Allocated { file: Id, offset: u64, end: u64 },
+    Allocated { file: Id, offset: u64, end: u64, zeroes: bool },
     /// fsync was acknowledged.
     Synced { node: Id },
     /// sync was acknowledged.
@@ -323,7 +323,8 @@ impl Runner {
         let expected = next.fallocate(file, offset, len, mode());
         if self.agree(found, next, expected)?.is_some() {
             self.touch(&[file]);
-            self.effect.event = Some(Event::Allocated { file, offset, end: offset + len });
+            let zeroes = !matches!(mode(), FallocateMode::Allocate | FallocateMode::AllocateKeepSize);
+            self.effect.event = Some(Event::Allocated { file, offset, end: offset + len, zeroes });
         }
         Ok(())
     }

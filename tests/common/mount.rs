@@ -84,9 +84,9 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Makes a store of 2 GiB and mounts it with these `-o` options.
+    /// Makes a store of 1 GiB and mounts it with these `-o` options.
     pub fn new(options: &str) -> Mount {
-        Mount::with_size("2G", options)
+        Mount::with_size("1G", options)
     }
 
     /// Makes a store of `size` and mounts it.
@@ -122,7 +122,9 @@ impl Mount {
 
     /// Mounts; the store is not mounted.
     pub fn mount(&mut self) {
-        let mut arguments = vec![OsStr::new("mount").to_owned(), self.store().into_os_string(), self.path().into_os_string()];
+        let paths = [self.store(), self.path(), "--log".into(), self.beside("log")];
+        let mut arguments = vec![OsStr::new("mount").to_owned()];
+        arguments.extend(paths.map(PathBuf::into_os_string));
         if !self.options.is_empty() {
             arguments.extend(["-o".into(), self.options.clone().into()]);
         }
@@ -175,7 +177,8 @@ impl Drop for Mount {
     fn drop(&mut self) {
         let mountpoint = self.path();
         if std::thread::panicking() {
-            // The test has failed already; leave nothing mounted, say nothing that hides why.
+            // The test has failed already; leave nothing mounted, say what the daemon said.
+            eprintln!("the daemon's log:\n{}", std::fs::read_to_string(self.beside("log")).unwrap_or_default());
             if self.mounted {
                 rustix::mount::unmount(&mountpoint, rustix::mount::UnmountFlags::DETACH).ok();
             }

@@ -1,7 +1,7 @@
 //! The index implementations against a sorted map, power cuts and damaged blocks.
 //!
 //! The power cuts use a disk of their own: between two flushes every 4 KiB block may afterwards hold any version that was written,
-//! and the file any length it had. `SEED=n` repeats one run.
+//! and the file any length it had. `SEED=n` repeats one run, `SEEDS=n` makes that many.
 
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
@@ -48,7 +48,10 @@ fn for_seeds(count: u64, test: impl Fn(u64)) {
             let seed = seed.parse().expect("SEED is a number");
             seed..seed + 1
         }
-        Err(_) => 1..count + 1,
+        Err(_) => {
+            let count = std::env::var("SEEDS").map_or(count, |count| count.parse().expect("SEEDS is a number"));
+            1..count + 1
+        }
     };
     for seed in seeds {
         let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(seed)));
@@ -110,8 +113,8 @@ impl CutDisk {
         self.0.lock().left == Some(0)
     }
 
-    /// One of the images that a power cut now can leave.
-    fn after_cut(&self, random: &mut Random) -> Vec<u8> {
+    /// One of the images that a power cut now can leave. `torn`: of some blocks only some sectors were written.
+    fn after_cut(&self, random: &mut Random, torn: bool) -> Vec<u8> {
         let state = self.0.lock();
         let mut image = state.durable.clone();
         let lengths = state.lengths.len();
@@ -129,7 +132,11 @@ impl CutDisk {
                 let version = if style == 1 { versions.len() - 1 } else { random.below(versions.len()) };
                 let end = (block + 1) * BLOCK;
                 image.resize(image.len().max(end), 0);
-                image[end - BLOCK..end].copy_from_slice(&versions[version]);
+                for at in (0..BLOCK).step_by(512) {
+                    if !torn || !random.one_in(4) {
+                        image[end - BLOCK + at..end - BLOCK + at + 512].copy_from_slice(&versions[version][at..at + 512]);
+                    }
+                }
             }
         }
         image.resize(len.max(state.durable.len().min(len)), 0);
@@ -216,7 +223,7 @@ fn change<'a>((key, value): (&'a Vec<u8>, &'a Option<Vec<u8>>)) -> Change<'a> {
 fn random_changes(random: &mut Random, model: &Model, most: usize, value_bytes: usize) -> BTreeMap<Vec<u8>, Option<Vec<u8>>> {
     let mut changes = BTreeMap::new();
     for _ in 0..random.below(most + 1) {
-        let key = format!("{:05}", random.below(3000)).into_bytes();
+        let key = format!("{:05}", random.below(1500)).into_bytes();
         let value = vec![random.next() as u8; random.below(value_bytes)];
         changes.insert(key, (!random.one_in(4)).then_some(value));
     }
@@ -352,15 +359,17 @@ fn run_until_cut(random: &mut Random, index: &RedbIndex, disk: &CutDisk, start: 
 
 #[test]
 fn after_a_power_cut_the_index_is_as_of_the_last_durable_apply() {
-    for_seeds(150, |seed| {
+    for_seeds(40, |seed| {
         let random = &mut Random(seed);
         let bounds = options([0, 128 << 10, 4 << 20][random.below(3)], [4096, 128 << 10, 32 << 20][random.below(3)]);
         let mut disk = CutDisk::with(Vec::new());
         drop(RedbIndex::create_with(disk.clone(), &bounds).unwrap());
         let mut possible = [Model::new(), Model::new()];
+        // Torn blocks are damage, which may be noticed rounds later.
+        let mut torn = false;
         for round in 0..6 {
             // Opening is part of it: it may be cut itself.
-            disk.cut_after(if random.one_in(3) { random.below(30) } else { random.below(6000) } as u64);
+            disk.cut_after(if random.one_in(3) { random.below(30) } else { random.below(3000) } as u64);
             match RedbIndex::open_with(disk.clone(), &bounds, false) {
                 Ok(index) => {
                     let found = contents(&*index.snapshot().unwrap()).unwrap();
@@ -369,12 +378,13 @@ fn after_a_power_cut_the_index_is_as_of_the_last_durable_apply() {
                 }
                 Err(error) => assert!(disk.is_off(), "round {round}: opening: {error}"),
             }
-            disk = CutDisk::with(disk.after_cut(random));
+            torn |= random.one_in(5);
+            disk = CutDisk::with(disk.after_cut(random, torn));
             let reader = RedbIndex::open_with(CutDisk::with(disk.image()), &bounds, random.one_in(2)).unwrap();
             let found = contents(&*reader.snapshot().unwrap()).unwrap();
             assert!(possible.contains(&found), "round {round}: neither the last durable state nor the next one");
-            assert_eq!(reader.verify().unwrap(), 0, "round {round}: nothing is damaged");
-            assert_eq!(reader.healed_count(), 0);
+            let healed = reader.verify().unwrap() + reader.healed_count();
+            assert!(torn || healed == 0, "round {round}: nothing is damaged, but {healed} were healed");
         }
     });
 }
@@ -385,9 +395,9 @@ fn sample() -> (Vec<u8>, Model) {
     let disk = CutDisk::with(Vec::new());
     let index = RedbIndex::create_with(disk.clone(), &options(1 << 20, 1 << 20)).unwrap();
     let mut model = Model::new();
-    for _ in 0..6 {
-        let changes: BTreeMap<_, _> = (0..1000)
-            .map(|_| (format!("{:05}", random.below(3000)).into_bytes(), Some(vec![random.next() as u8; random.below(2500)])))
+    for _ in 0..4 {
+        let changes: BTreeMap<_, _> = (0..600)
+            .map(|_| (format!("{:05}", random.below(1500)).into_bytes(), Some(vec![random.next() as u8; random.below(3500)])))
             .collect();
         index.apply(&mut changes.iter().map(change), true).unwrap();
         model = with_changes(&model, &changes);
@@ -428,9 +438,11 @@ fn a_flipped_byte_anywhere_is_healed_and_counted_and_changes_nothing() {
     let tables = all.iter().filter(|(what, _)| what == "table").count();
     assert!(tables >= 2, "the sample is too small: {tables} chunks");
     assert!(all.len() > 1000);
+    let (mut pages, mut used) = (0, 0);
     for (at, (what, copies)) in all.iter().enumerate() {
         for (copy, range) in copies.iter().enumerate() {
-            if what.starts_with("page") && at % 16 > 0 {
+            let is_page = what.starts_with("page");
+            if is_page && at % 40 > 0 {
                 continue;
             }
             let mut damaged = image.clone();
@@ -441,8 +453,16 @@ fn a_flipped_byte_anywhere_is_healed_and_counted_and_changes_nothing() {
             let found = contents(&*index.snapshot().unwrap()).unwrap();
             assert_same(&found, &model, &format!("{what}, copy {copy}, byte {byte}"));
             let before = index.healed_count();
-            assert_eq!(before + index.verify().unwrap(), 1, "{what}, copy {copy}, byte {byte}");
-            assert_eq!(index.healed_count(), 1);
+            let healed = before + index.verify().unwrap();
+            assert_eq!(index.healed_count(), healed);
+            if is_page {
+                // Pages that redb does not use at the moment are mended without a word.
+                assert!(healed <= 1, "{what}, copy {copy}, byte {byte}: {healed}");
+                pages += 1;
+                used += healed;
+            } else {
+                assert_eq!(healed, 1, "{what}, copy {copy}, byte {byte}");
+            }
             assert_eq!(index.verify().unwrap(), 0, "{what}, copy {copy}, byte {byte}: not healed");
             drop(index);
             let index = RedbIndex::open_with(disk, &options(1 << 20, 1 << 20), true).unwrap();
@@ -450,6 +470,7 @@ fn a_flipped_byte_anywhere_is_healed_and_counted_and_changes_nothing() {
             assert_eq!(index.healed_count(), 0);
         }
     }
+    assert!(used > pages / 3, "{used} of {pages} pages were in use");
 }
 
 #[test]
@@ -458,7 +479,7 @@ fn both_copies_bad_is_an_error_and_never_a_wrong_value() {
     let random = &mut Random(2);
     let mut errors: HashMap<String, u32> = HashMap::new();
     for (at, (what, copies)) in structures(&image).iter().enumerate() {
-        if what.starts_with("page") && at % 16 > 0 {
+        if what.starts_with("page") && at % 40 > 0 {
             continue;
         }
         let mut damaged = image.clone();
@@ -573,7 +594,7 @@ fn without_space_the_error_names_the_cause_until_the_index_is_opened_again() {
 }
 
 #[test]
-fn an_index_that_shrinks_gives_its_space_back_and_grows_again() {
+fn a_compacted_index_gives_its_space_back_and_grows_again() {
     let disk = CutDisk::with(Vec::new());
     let mut index = RedbIndex::create_with(disk.clone(), &options(1 << 20, 1 << 20)).unwrap();
     let mut most = 0;
@@ -583,11 +604,11 @@ fn an_index_that_shrinks_gives_its_space_back_and_grows_again() {
         assert_same(&contents(&*index.snapshot().unwrap()).unwrap(), &records, "grown");
         most = most.max(disk.len().unwrap());
         index.apply(&mut records.keys().map(|key| (&key[..], None)), true).unwrap();
-        for _ in 0..20 {
-            index.apply(&mut std::iter::empty(), true).unwrap();
-        }
-        assert!(disk.len().unwrap() < most / 2, "{} of {most} bytes are left", disk.len().unwrap());
         assert_eq!(index.verify().unwrap(), 0);
+        index.compact().unwrap();
+        assert_same(&contents(&*index.snapshot().unwrap()).unwrap(), &Model::new(), "compacted");
+        assert!(disk.len().unwrap() < most / 2, "{} of {most} bytes are left", disk.len().unwrap());
+        assert_eq!(disk.len().unwrap(), index.disk_bytes());
         drop(index);
         index = RedbIndex::open_with(disk.clone(), &options(1 << 20, 1 << 20), false).unwrap();
         assert_same(&contents(&*index.snapshot().unwrap()).unwrap(), &Model::new(), "emptied");

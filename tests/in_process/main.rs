@@ -1,2 +1,18 @@
-//! (being written)
-fn main() {}
+//! Tests of the library in this process: no kernel, no files, no root. Stores are in memory or on a simulated machine.
+
+#[path = "../common/execution.rs"]
+mod execution;
+#[path = "../common/memory_store.rs"]
+mod memory_store;
+#[path = "../common/operations.rs"]
+mod operations;
+#[path = "../common/reference_model.rs"]
+mod reference_model;
+#[path = "../common/simulated_disk.rs"]
+mod simulated_disk;
+#[path = "../common/tree.rs"]
+mod tree;
+
+mod issues;
+mod semantics;
+mod tidy;

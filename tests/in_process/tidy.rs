@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 /// What each part of src may use beside itself and [`SHARED`]. The order is the order of the data path; nothing looks upward.
 const LAYERS: [(&str, &[&str]); 12] = [
     ("cli", &["control", "store", "fuse", "fs", "verify", "meta", "disk"]),
-    ("fuse", &["fs", "meta"]),
+    ("fuse", &["fs", "meta", "disk"]),
     ("fs", &["cache", "extent", "space", "meta", "disk", "store", "verify"]),
-    ("cache", &["extent", "space"]),
+    ("cache", &["extent", "space", "disk"]),
     ("extent", &["space", "meta", "disk"]),
     ("meta", &["space", "disk"]),
     ("space", &["meta", "disk"]),
@@ -20,10 +20,14 @@ const LAYERS: [(&str, &[&str]); 12] = [
     ("sys", &[]),
 ];
 
-/// Where only some modules of a lower layer may be seen: the allocator is told what a transaction changed and stores group records;
-/// the kernel's replies need the kinds of files.
-const NARROW: [(&str, &str, &[&str]); 2] =
-    [("space", "meta", &["batch", "index", "records", "schema"]), ("fuse", "meta", &["records"])];
+/// Where only some modules of a lower layer may be seen: the allocator is told what a transaction changed and stores group records; the
+/// kernel's replies need the kinds of files; what moves bytes needs the memory that O_DIRECT wants.
+const NARROW: [(&str, &str, &[&str]); 4] = [
+    ("space", "meta", &["batch", "index", "records", "schema"]),
+    ("fuse", "meta", &["records"]),
+    ("fuse", "disk", &["buffer"]),
+    ("cache", "disk", &["buffer"]),
+];
 
 /// Used by everybody; use each other only.
 const SHARED: [&str; 7] = ["error", "units", "lock", "pool", "stats", "clock", "sys"];

@@ -43,6 +43,13 @@ impl Place {
     }
 }
 
+impl Drop for Place {
+    /// After a failure a daemon may be left.
+    fn drop(&mut self) {
+        rustix::mount::unmount(self.mountpoint(), rustix::mount::UnmountFlags::DETACH).ok();
+    }
+}
+
 fn mount(store: &Path, mountpoint: &Path, more: &[&str]) -> Ran {
     let mut arguments = vec![OsStr::new("mount"), store.as_os_str(), mountpoint.as_os_str()];
     arguments.extend(more.iter().map(OsStr::new));

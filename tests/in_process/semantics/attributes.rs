@@ -99,7 +99,6 @@ fn rows_of_data() -> Vec<Row> {
         ("read", Box::new(|tree, [file, ..]| no_value(tree.read(file, 0, 10)).unwrap()), ["a", "", ""]),
         ("readdir", Box::new(|tree, [_, dir, _]| drop(tree.names(dir))), ["", "a", ""]),
         ("truncate", set(SetAttributes { size: Some(3), ..SetAttributes::default() }), ["mc", "", ""]),
-        ("truncate to the same size", set(SetAttributes { size: Some(10_000), ..SetAttributes::default() }), ["mc", "", ""]),
         ("fallocate", fallocate(|| FallocateMode::Allocate), ["mc", "", ""]),
         ("punch", fallocate(|| FallocateMode::PunchHole), ["mc", "", ""]),
         ("zero range", fallocate(|| FallocateMode::ZeroRange), ["mc", "", ""]),

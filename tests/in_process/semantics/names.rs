@@ -291,7 +291,7 @@ fn a_listing_that_is_full_repeats_the_refused_entry() {
         tree.file(ROOT, name);
     }
     let mut found = Vec::new();
-    let mut cookie = 0;
+    let cookie = std::cell::Cell::new(0);
     for _ in 0..20 {
         let mut is_first = true;
         let visit = &mut |entry: sumfs::fs::DirectoryEntry<'_>, attributes: &sumfs::fs::Attributes| {
@@ -299,11 +299,11 @@ fn a_listing_that_is_full_repeats_the_refused_entry() {
             if !std::mem::take(&mut is_first) {
                 return false;
             }
-            cookie = entry.next;
+            cookie.set(entry.next);
             found.push(String::from_utf8(entry.name.to_vec()).unwrap());
             true
         };
-        tree.fs.readdirplus(ROOT, cookie, visit).unwrap();
+        tree.fs.readdirplus(ROOT, cookie.get(), visit).unwrap();
     }
     assert_eq!(found, [".", "..", "a", "b", "c"]);
     // One lookup from making it, one from the listing, none from the entries that were refused.

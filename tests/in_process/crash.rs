@@ -1,0 +1,279 @@
+//! Power cuts. Random operations on a simulated machine; at every flush, and between operations, what a cut could leave is mounted,
+//! checked with all data, and compared with what had been acknowledged (D8, `durability.rs`). From one of these states the run goes
+//! on, and is cut again.
+//!
+//! `CRASH_SEEDS=n` runs so many seeds (`make crash SEEDS=n`), `SEED=n` one. The last tests are the canary: with a disk that lies
+//! about flushes the same suite must fail.
+
+use crate::durability::History;
+use crate::execution::Runner;
+use crate::memory_store::MemoryStore;
+use crate::operations::{Mix, Operation, draw, shrink};
+use crate::reference_model::Model;
+use crate::simulated_disk::{Images, Random, SimulatedPower, Survivors};
+use crate::tree::Walk;
+use parking_lot::Mutex;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use sumfs::fs::{Filesystem, Options};
+use sumfs::verify::check::{CheckOptions, check};
+use sumfs::verify::issue::Severity;
+
+const STORE_BYTES: u64 = 48 << 20;
+const OPERATIONS: usize = 140;
+const SEEDS_DEFAULT: u64 = 30;
+const CANARY_SEEDS: u64 = 40;
+const SHRINK_TRIES_MAX: usize = 80;
+
+const MIX: Mix =
+    Mix { names: 35, data: 35, attributes: 8, durability: 15, memory: 7, write_bytes_max: 60_000, has_far_offsets: true };
+
+/// How to run.
+#[derive(Clone)]
+struct Setting {
+    options: Options,
+    /// Flushes of this port, or of all, do nothing.
+    lie: Option<Option<&'static str>>,
+}
+
+impl Setting {
+    fn new(background: bool) -> Setting {
+        let options = Options { background, commit_interval_ms: 2, cache_bytes: 16 << 20, ..Options::default() };
+        Setting { options, lie: None }
+    }
+}
+
+/// What the cuts at flushes left during one operation.
+type Cuts = Arc<Mutex<Vec<Images>>>;
+
+/// A machine from power on to power off.
+struct Life<'a> {
+    setting: &'a Setting,
+    power: SimulatedPower,
+    store: MemoryStore,
+    runner: Runner,
+    history: History,
+    cuts: Cuts,
+    judged: u64,
+}
+
+fn cut(power: &SimulatedPower, random: &mut Random) -> Images {
+    let seed = random.next();
+    match random.below(4) {
+        0 => power.cut_with(seed, Survivors::Any, true),
+        _ => power.cut(seed),
+    }
+}
+
+fn durable_sequence(fs: &Filesystem) -> Option<u64> {
+    fs.status()["metadata"]["durable_sequence"].as_u64()
+}
+
+impl<'a> Life<'a> {
+    fn begin(setting: &'a Setting, power: SimulatedPower, store: MemoryStore, runner: Runner, history: History) -> Life<'a> {
+        let cuts = Cuts::default();
+        if let Some(port) = setting.lie {
+            power.lie_about_flushes(port);
+        }
+        Life { setting, power, store, runner, history, cuts, judged: 0 }
+    }
+
+    /// Runs the operations and judges the cuts. What the last one left.
+    fn run(&mut self, operations: &[Operation], random: &mut Random) -> Result<Images, String> {
+        let (cuts, mut hook_random) = (self.cuts.clone(), Random::new(random.next()));
+        self.power.on_flush(Some(Box::new(move |power, _| cuts.lock().push(cut(power, &mut hook_random)))));
+        for operation in operations {
+            self.step(operation, random).map_err(|error| format!("{operation:?} (operation {}): {error}", self.history.last()))?;
+        }
+        self.power.on_flush(None);
+        let images = cut(&self.power, random);
+        if self.setting.options.background {
+            // Ends the threads; what it writes is of no interest any more.
+            self.runner.fs.shutdown().map_err(|error| format!("shutdown: {error}"))?;
+        }
+        Ok(images)
+    }
+
+    fn step(&mut self, operation: &Operation, random: &mut Random) -> Result<(), String> {
+        let before = durable_sequence(&self.runner.fs);
+        let mut effect = self.runner.run(operation)?;
+        let mut has_committed = !self.setting.options.background && durable_sequence(&self.runner.fs) != before;
+        if *operation == Operation::Remount {
+            self.runner.fs.shutdown().map_err(|error| format!("shutdown: {error}"))?;
+            self.runner.remounted(self.open()?);
+            effect.event = Some(crate::execution::Event::SyncedAll);
+            has_committed = true;
+        }
+        let step = self.history.add(&self.runner.model, effect, has_committed);
+        for images in std::mem::take(&mut *self.cuts.lock()) {
+            self.judge(&images, step - 1, step, random)?;
+        }
+        if random.below(100) < 15 {
+            let images = cut(&self.power, random);
+            self.judge(&images, step, step, random)?;
+        }
+        Ok(())
+    }
+
+    fn open(&self) -> Result<Arc<Filesystem>, String> {
+        Filesystem::open(self.store.disks.clone(), self.setting.options.clone()).map_err(|error| format!("opening: {error}"))
+    }
+
+    fn judge(&mut self, images: &Images, complete: usize, last: usize, random: &mut Random) -> Result<(), String> {
+        let recovered = Recovered::from(images, random.next(), &self.history, complete, last)?;
+        self.judged += 1;
+        if random.below(100) < 30 {
+            recovered.fs.shutdown().map_err(|error| format!("shutdown after a crash: {error}"))?;
+            recovered.store.check().map_err(|error| format!("after a crash and a clean shutdown: {error}"))?;
+        }
+        Ok(())
+    }
+}
+
+/// A machine that was switched on again after a cut.
+struct Recovered {
+    power: SimulatedPower,
+    store: MemoryStore,
+    fs: Arc<Filesystem>,
+    found: Model,
+}
+
+impl Recovered {
+    /// Checks, mounts, reads everything, compares it with the history.
+    fn from(images: &Images, seed: u64, history: &History, complete: usize, last: usize) -> Result<Recovered, String> {
+        let power = SimulatedPower::reopen(seed, images);
+        let store = MemoryStore::found_on(&power);
+        let at = |what: &str, error: &dyn std::fmt::Display| format!("after a crash, {what}: {error}");
+        let options = CheckOptions { verify_data: true };
+        let report = check(&store.disks, &options, &mut |_, _| {}).map_err(|error| at("check", &error))?;
+        // Torn copies are healed by the mount.
+        if let Some(issue) = report.issues.iter().find(|issue| issue.severity() != Severity::Harmless) {
+            return Err(at("check", issue));
+        }
+        let options = Options { background: false, ..Options::default() };
+        let fs = Filesystem::open(store.disks.clone(), options).map_err(|error| at("opening", &error))?;
+        if let Some(reason) = fs.read_only_reason() {
+            return Err(at("read-only", &reason));
+        }
+        let interesting = |id| history.touched_blocks(id);
+        let walk = Walk { fs: &fs, nameless: &[], interesting: &interesting, direct: false };
+        let found = walk.read().map_err(|error| at("reading the tree", &error))?;
+        history.judge(&found, complete, last)?;
+        Ok(Recovered { power, store, fs, found })
+    }
+}
+
+/// Two lives of one store. The number of cuts that were judged.
+fn run(seed: u64, operations: &[Operation], setting: &Setting) -> Result<u64, String> {
+    let mut random = Random::new(seed);
+    let power = SimulatedPower::new(random.next());
+    let store = MemoryStore::on(&power, STORE_BYTES);
+    let fs = store.open_with(setting.options.clone());
+    let runner = Runner::new(fs, Model::new());
+    let (first, second) = operations.split_at(operations.len() / 2);
+
+    let mut life = Life::begin(setting, power, store, runner, History::new(Model::new()));
+    let images = life.run(first, &mut random)?;
+    let last = life.history.last();
+    let recovered = Recovered::from(&images, random.next(), &life.history, last, last)?;
+    let judged = life.judged;
+    drop(life);
+
+    let Recovered { power, store, fs, found } = recovered;
+    let history = History::restart(&found);
+    let mut life = Life::begin(setting, power, store, Runner::new(fs, found), history);
+    life.run(second, &mut random).map_err(|error| format!("in the second life: {error}"))?;
+    Ok(judged + life.judged)
+}
+
+/// As `run`; panics count as failures.
+fn run_caught(seed: u64, operations: &[Operation], setting: &Setting) -> Result<u64, String> {
+    catch_unwind(AssertUnwindSafe(|| run(seed, operations, setting))).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        Err(text.or(panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or("a panic".to_owned()))
+    })
+}
+
+fn operations_of(seed: u64) -> Vec<Operation> {
+    draw(&mut Random::new(!seed), &MIX, OPERATIONS)
+}
+
+fn number_from_environment(name: &str) -> Option<u64> {
+    std::env::var(name).ok().and_then(|text| text.parse().ok())
+}
+
+/// Runs all seeds on as many threads as there are processors; panics with the first failure, made short.
+fn run_seeds(name: &str, setting: &Setting) {
+    let count = number_from_environment("CRASH_SEEDS").unwrap_or(SEEDS_DEFAULT);
+    let seeds = number_from_environment("SEED").map_or(0..count, |seed| seed..seed + 1);
+    let (next, judged) = (AtomicU64::new(seeds.start), AtomicU64::new(0));
+    let failure: Mutex<Option<(u64, String)>> = Mutex::new(None);
+    let work = || {
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= seeds.end || failure.lock().is_some() {
+                return;
+            }
+            match run_caught(seed, &operations_of(seed), setting) {
+                Ok(cuts) => judged.fetch_add(cuts, Ordering::Relaxed),
+                Err(reason) => return *failure.lock() = Some((seed, reason)),
+            };
+            if (seed + 1) % 10 == 0 {
+                println!("{name}: {} of {count} seeds, {} cuts", seed + 1, judged.load(Ordering::Relaxed));
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, |count| count.get()) {
+            scope.spawn(work);
+        }
+    });
+    if let Some((seed, reason)) = failure.into_inner() {
+        println!("{name}, SEED={seed}: {reason}\nmaking it short");
+        let fails = |operations: &[Operation]| run_caught(seed, operations, setting).is_err();
+        let short = shrink(operations_of(seed), SHRINK_TRIES_MAX, fails);
+        let short_reason = run_caught(seed, &short, setting).err().unwrap_or_default();
+        let listed: Vec<String> = short.iter().map(|operation| format!("{operation:?}")).collect();
+        panic!("{name}, SEED={seed}: {reason}\nshorter: {short_reason}\nafter\n  {}", listed.join("\n  "));
+    }
+    println!("{name}: clean, {} cuts", judged.load(Ordering::Relaxed));
+}
+
+#[test]
+fn a_power_cut_at_any_moment_loses_nothing_acknowledged() {
+    run_seeds("crash", &Setting::new(false));
+}
+
+#[test]
+fn a_power_cut_under_background_threads_loses_nothing_acknowledged() {
+    run_seeds("crash, background", &Setting::new(true));
+}
+
+/// The suite must notice that this disk lies.
+fn must_notice(lie: Option<&'static str>) {
+    let setting = Setting { lie: Some(lie), ..Setting::new(false) };
+    let noticed = (0..CANARY_SEEDS).find_map(|seed| run_caught(seed, &operations_of(seed), &setting).err());
+    println!("{:?}: {}", lie, noticed.as_deref().unwrap_or("not noticed"));
+    assert!(noticed.is_some(), "flushes of {lie:?} did nothing, and nothing was noticed");
+}
+
+#[test]
+fn canary_no_flush_at_all() {
+    must_notice(None);
+}
+
+#[test]
+fn canary_no_flush_of_the_device() {
+    must_notice(Some("device"));
+}
+
+#[test]
+fn canary_no_flush_of_the_journal() {
+    must_notice(Some("journal"));
+}
+
+#[test]
+fn canary_no_flush_of_the_index() {
+    must_notice(Some("index"));
+}
