@@ -31,11 +31,11 @@ build: deps ## Build the program: target/release/sumfs
 	$(CARGO) build --release
 
 test: deps ## All tests: unit, in process, and (as root) on real mounts
-	$(call need,python3,python3-minimal)
+	$(call need,python3,python3)
 	$(CARGO) test --release
 
 mounted: deps ## Only the tests on real mounts; as root
-	$(call need,python3,python3-minimal)
+	$(call need,python3,python3)
 	$(CARGO) test --release --test mounted
 
 crash: deps ## Only the simulated power cuts; SEEDS= says how many

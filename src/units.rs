@@ -69,3 +69,60 @@ pub struct Timestamp {
     /// Nanoseconds on top, below 1e9.
     pub nanoseconds: u32,
 }
+
+/// The kind of an inode, as stored in directory entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+#[allow(missing_docs)]
+pub enum FileKind {
+    Regular = 1,
+    Directory = 2,
+    Symlink = 3,
+    Fifo = 4,
+    Socket = 5,
+    CharDevice = 6,
+    BlockDevice = 7,
+}
+
+impl FileKind {
+    /// From the type bits of a mode.
+    pub fn from_mode(mode: u32) -> Option<FileKind> {
+        Some(match mode & 0o170_000 {
+            0o100_000 => FileKind::Regular,
+            0o040_000 => FileKind::Directory,
+            0o120_000 => FileKind::Symlink,
+            0o010_000 => FileKind::Fifo,
+            0o140_000 => FileKind::Socket,
+            0o020_000 => FileKind::CharDevice,
+            0o060_000 => FileKind::BlockDevice,
+            _ => return None,
+        })
+    }
+
+    /// The type bits of a mode.
+    pub fn mode_bits(self) -> u32 {
+        match self {
+            FileKind::Regular => 0o100_000,
+            FileKind::Directory => 0o040_000,
+            FileKind::Symlink => 0o120_000,
+            FileKind::Fifo => 0o010_000,
+            FileKind::Socket => 0o140_000,
+            FileKind::CharDevice => 0o020_000,
+            FileKind::BlockDevice => 0o060_000,
+        }
+    }
+
+    /// From the byte in a directory entry.
+    pub fn from_byte(byte: u8) -> Option<FileKind> {
+        Some(match byte {
+            1 => FileKind::Regular,
+            2 => FileKind::Directory,
+            3 => FileKind::Symlink,
+            4 => FileKind::Fifo,
+            5 => FileKind::Socket,
+            6 => FileKind::CharDevice,
+            7 => FileKind::BlockDevice,
+            _ => return None,
+        })
+    }
+}

@@ -250,6 +250,7 @@ impl Segments {
     }
 
     fn split_at(&mut self, at: u64) {
+        debug_assert!(at % BLOCK_SIZE == 0 || at >= u64::MAX - BLOCK_SIZE, "a border inside a block: {at}");
         let Some((&offset, segment)) = self.map.range_mut(..at).next_back() else { return };
         if offset + segment.len() <= at {
             return;

@@ -5,6 +5,7 @@ use super::segment::Frozen;
 use super::{Cache, CachedFile};
 use crate::disk::buffer::AlignedBuffer;
 use crate::error::Result;
+use crate::extent::load::whole_blocks;
 use crate::units::BLOCK_SIZE;
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,6 +22,7 @@ impl Cache {
     /// Writes back what is dirty in `range`, and waits for what is in flight there. The first error is returned and kept for
     /// fsync.
     pub fn write_back(&self, file: &Arc<CachedFile>, range: Range<u64>) -> Result<()> {
+        let range = whole_blocks(range);
         let mut result = Ok(());
         let mut from = range.start;
         loop {

@@ -11,6 +11,8 @@ use std::sync::atomic::Ordering;
 const ATTEMPTS_MAX: u32 = 4;
 /// Files below this size are packed one behind the other.
 const PACKED_BYTES_MAX: u64 = 512 << 10;
+/// Runs of so many blocks get a window wherever they are in the file.
+const WINDOW_BLOCKS_MIN: u32 = 64;
 /// Bytes of a window.
 const WINDOW_BYTES: u64 = EXTENT_BYTES_MAX;
 
@@ -44,9 +46,12 @@ impl Extents {
         }
         let (window, within) = (offset / WINDOW_BYTES, offset % WINDOW_BYTES / BLOCK_SIZE);
         let mut last = file.window.lock();
+        let is_near = last.is_none_or(|(number, _)| window.abs_diff(number) <= 1);
         let placement = match *last {
             Some((number, base)) if number == window => Placement::At(BlockAddress(base + within)),
-            _ => Placement::Window { within: within as u32 },
+            _ if is_near || most >= WINDOW_BLOCKS_MIN => Placement::Window { within: within as u32 },
+            // Scattered small writes: a window for each would leave the store in pieces.
+            _ => Placement::Packed,
         };
         // What reaches into the next window goes there on the next call.
         let most = most.min((WINDOW_BYTES / BLOCK_SIZE - within) as u32);

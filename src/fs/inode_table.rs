@@ -18,6 +18,8 @@ use std::sync::atomic::Ordering;
 const SHARDS: usize = 16;
 /// Inodes kept in memory per shard beyond those in use.
 const KEPT_PER_SHARD: usize = 2048;
+/// Inodes looked at for dropping when one is added.
+const TRIM_ATTEMPTS: usize = 8;
 
 #[derive(Debug)]
 struct Shard {
@@ -102,27 +104,15 @@ impl InodeTable {
     pub fn cached_count(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().cached.len()).sum()
     }
-
-    /// Drops every inode that can be loaded again.
-    pub fn drop_all_idle(&self) {
-        for shard in &self.shards {
-            shard.lock().trim_to(0);
-        }
-    }
 }
 
 impl Shard {
-    fn trim(&mut self) {
-        if self.cached.len() > KEPT_PER_SHARD {
-            self.trim_to(KEPT_PER_SHARD);
-        }
-    }
-
     /// Drops the longest unused that nobody holds and that have nothing which is only in memory.
-    fn trim_to(&mut self, kept: usize) {
-        let mut attempts = self.cached.len().min(if kept == 0 { usize::MAX } else { 8 });
-        while self.cached.len() > kept && attempts > 0 {
-            attempts -= 1;
+    fn trim(&mut self) {
+        for _ in 0..TRIM_ATTEMPTS {
+            if self.cached.len() <= KEPT_PER_SHARD {
+                return;
+            }
             let Some((number, inode)) = self.cached.pop_lru() else { return };
             let is_idle = Arc::strong_count(&inode) == 1
                 && !inode.is_listed.load(Ordering::Acquire)

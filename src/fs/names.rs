@@ -224,9 +224,8 @@ impl Filesystem {
         }
         let (begin, end) =
             (schema::items(inode.number, schema::Item::Link), schema::items_end(inode.number, schema::Item::Link));
-        let (links, _) = self.meta.scan(&begin, &end, 1)?;
-        let first = links.first().and_then(|(key, _)| schema::parse(key));
-        let Some(schema::Parsed::Link { parent, cookie, .. }) = first else {
+        let first = self.meta.first_key(&begin, &end)?;
+        let Some(schema::Parsed::Link { parent, cookie, .. }) = first.as_deref().and_then(schema::parse) else {
             return Err(Error::corrupt(format!("inode {} has {} links but no record of a further one", inode.number, state.record.links + 1)));
         };
         batch.delete(schema::link(inode.number, parent, cookie));

@@ -165,11 +165,6 @@ impl Filesystem {
         result
     }
 
-    /// Is there dirty data anywhere?
-    pub(super) fn has_dirty_data(&self) -> bool {
-        self.cache.dirty_bytes() > 0
-    }
-
     /// The data of `inode` goes with the next commit (D8).
     pub(super) fn flush_with_commit(&self, inode: &Arc<Inode>) {
         if inode.file.as_ref().is_some_and(|file| file.is_busy()) {

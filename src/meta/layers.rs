@@ -194,6 +194,20 @@ impl Layers {
         Ok((items, next))
     }
 
+    /// The first key of `from <= key < to`.
+    pub(crate) fn first_key(&self, from: &[u8], to: &[u8]) -> Result<Option<Key>> {
+        let mut from = from.to_vec();
+        loop {
+            // A page may be empty and still not be the last: what it covers is deleted.
+            let (items, next) = self.scan_sealed(&from, to, 16)?;
+            match (items.into_iter().next(), next) {
+                (Some((key, _)), _) => return Ok(Some(key)),
+                (None, Some(next)) => from = next,
+                (None, None) => return Ok(None),
+            }
+        }
+    }
+
     /// The last record of `from <= key < to`.
     pub(crate) fn last(&self, from: &[u8], to: &[u8]) -> Result<Option<(Key, Vec<u8>)>> {
         let mut end = to.to_vec();

@@ -92,6 +92,11 @@ impl Metadata {
         self.layers.scan_sealed(from, to, limit)
     }
 
+    /// The first key of `from <= key < to`.
+    pub fn first_key(&self, from: &[u8], to: &[u8]) -> Result<Option<Key>> {
+        self.layers.first_key(from, to)
+    }
+
     /// The last record of `from <= key < to`.
     pub fn last(&self, from: &[u8], to: &[u8]) -> Result<Option<(Key, Vec<u8>)>> {
         self.layers.last(from, to)

@@ -8,6 +8,9 @@ use super::groups::{Space, State};
 use crate::error::{Error, Result};
 use crate::units::{BlockAddress, EXTENT_BLOCKS_MAX};
 
+/// Groups that a search looks through for the best place before it takes a good one.
+const GROUPS_SEARCHED_MAX: usize = 2;
+
 /// Where the next search begins: group and block.
 #[derive(Debug, Default)]
 pub(super) struct Cursors {
@@ -18,7 +21,7 @@ pub(super) struct Cursors {
 /// How to place blocks.
 #[derive(Clone, Copy, Debug)]
 pub enum Placement {
-    /// At this block if it is free.
+    /// At this block if it is free, else as `Packed`.
     At(BlockAddress),
     /// In a fresh window, so many blocks behind its begin.
     Window {
@@ -37,7 +40,7 @@ impl Space {
         let most = most.min(EXTENT_BLOCKS_MAX);
         let found = match placement {
             Placement::At(block) => {
-                state.run_at(block.0, most, self.blocks_per_group).or_else(|| state.find_window(0, most))
+                state.run_at(block.0, most, self.blocks_per_group).or_else(|| state.find_packed(most))
             }
             Placement::Window { within } => state.find_window(within, most),
             Placement::Packed => state.find_packed(most),
@@ -64,21 +67,22 @@ impl State {
     }
 
     fn find_window(&mut self, within: u32, most: u32) -> Option<(usize, u32, u32)> {
-        let (number, first, count) = self.search(self.cursors.window, EXTENT_BLOCKS_MAX)?;
+        let (number, first, count) = self.search(self.cursors.window, EXTENT_BLOCKS_MAX, most)?;
         self.cursors.window = (number, first + count);
         let within = if within < count { within } else { 0 };
         Some((number, first + within, most.min(count - within)))
     }
 
     fn find_packed(&mut self, most: u32) -> Option<(usize, u32, u32)> {
-        let (number, first, count) = self.search(self.cursors.packed, most)?;
+        let (number, first, count) = self.search(self.cursors.packed, most, most.min(16))?;
         let count = count.min(most);
         self.cursors.packed = (number, first + count);
         Some((number, first, count))
     }
 
-    /// Searches from the cursor, once around, for a run of `want` blocks, else the longest seen.
-    fn search(&self, (start_group, start_block): (usize, u32), want: u32) -> Option<(usize, u32, u32)> {
+    /// Searches from the cursor, once around, for a run of `want` blocks, else the longest seen; where space is in pieces a run of
+    /// `need` is good enough after a few groups.
+    fn search(&self, (start_group, start_block): (usize, u32), want: u32, need: u32) -> Option<(usize, u32, u32)> {
         let groups = self.groups.len();
         let mut best: Option<(usize, u32, u32)> = None;
         for step in 0..=groups {
@@ -92,7 +96,8 @@ impl State {
             if best.is_none_or(|(_, _, most)| count > most) {
                 best = Some((number, first, count));
             }
-            if count >= want {
+            let is_enough = best.is_some_and(|(_, _, most)| most >= need);
+            if count >= want || (is_enough && step >= GROUPS_SEARCHED_MAX) {
                 break;
             }
         }

@@ -30,7 +30,7 @@ impl Walk<'_> {
     /// The tree as it is now. An error says what could not be read or is inconsistent in itself.
     pub fn read(&self) -> Result<Model, String> {
         let mut nodes = BTreeMap::new();
-        let mut waiting = vec![(ROOT, ROOT)];
+        let mut waiting = vec![(ROOT, Some(ROOT))];
         let mut looked_up = Vec::new();
         while let Some((id, parent)) = waiting.pop() {
             if nodes.contains_key(&id) {
@@ -38,12 +38,12 @@ impl Walk<'_> {
             }
             let node = self.node(id, parent, &mut looked_up)?;
             if let Content::Directory { entries, .. } = &node.content {
-                waiting.extend(entries.values().map(|child| (*child, id)));
+                waiting.extend(entries.values().map(|child| (*child, Some(id))));
             }
             nodes.insert(id, Arc::new(node));
         }
         for id in self.nameless {
-            nodes.insert(*id, Arc::new(self.node(*id, ROOT, &mut looked_up)?));
+            nodes.insert(*id, Arc::new(self.node(*id, None, &mut looked_up)?));
         }
         for id in looked_up {
             self.fs.forget(InodeNumber(id), 1);
@@ -51,14 +51,14 @@ impl Walk<'_> {
         Ok(Model::from_nodes(nodes))
     }
 
-    fn node(&self, id: Id, parent: Id, looked_up: &mut Vec<Id>) -> Result<Node, String> {
+    fn node(&self, id: Id, parent: Option<Id>, looked_up: &mut Vec<Id>) -> Result<Node, String> {
         let inode = InodeNumber(id);
         let attributes = self.fs.getattr(inode).map_err(|error| format!("getattr of inode {id}: {error}"))?;
         if attributes.inode != inode {
             return Err(format!("getattr of inode {id} answers for inode {}", attributes.inode));
         }
         let content = match attributes.mode & 0o170_000 {
-            0o040_000 => Content::Directory { entries: self.directory(id, parent, looked_up)?, parent },
+            0o040_000 => Content::Directory { entries: self.directory(id, parent, looked_up)?, parent: parent.unwrap_or(ROOT) },
             0o100_000 => Content::File(self.file(id, attributes.size)?),
             0o120_000 => {
                 let target = self.fs.readlink(inode).map_err(|error| format!("readlink of inode {id}: {error}"))?;
@@ -89,7 +89,7 @@ impl Walk<'_> {
         Ok(xattrs)
     }
 
-    fn directory(&self, id: Id, parent: Id, looked_up: &mut Vec<Id>) -> Result<BTreeMap<Vec<u8>, Id>, String> {
+    fn directory(&self, id: Id, parent: Option<Id>, looked_up: &mut Vec<Id>) -> Result<BTreeMap<Vec<u8>, Id>, String> {
         let plain = self.listing(id, parent)?;
         let mut plus = BTreeMap::new();
         let mut wrong = None;
@@ -141,7 +141,7 @@ impl Walk<'_> {
     }
 
     /// By readdir, in one go.
-    fn listing(&self, id: Id, parent: Id) -> Result<BTreeMap<Vec<u8>, Id>, String> {
+    fn listing(&self, id: Id, parent: Option<Id>) -> Result<BTreeMap<Vec<u8>, Id>, String> {
         let (mut all, mut cookies) = (Vec::new(), BTreeSet::new());
         let mut is_cookie_twice = false;
         let listed = self.fs.readdir(InodeNumber(id), 0, &mut |entry| {
@@ -156,8 +156,9 @@ impl Walk<'_> {
             return Err(format!("directory {id} lists a name or a cookie twice"));
         }
         let dots = (entries.remove(b".".as_slice()), entries.remove(b"..".as_slice()));
-        if dots != (Some(id), Some(parent)) {
-            return Err(format!("directory {id} below {parent}: . and .. are {dots:?}"));
+        // What a removed directory lists as its parent is of no interest.
+        if dots.0 != Some(id) || dots.1.is_none() || parent.is_some() && dots.1 != parent {
+            return Err(format!("directory {id} below {parent:?}: . and .. are {dots:?}"));
         }
         Ok(entries)
     }

@@ -2,7 +2,7 @@
 //! checked with all data, and compared with what had been acknowledged (D8, `durability.rs`). From one of these states the run goes
 //! on, and is cut again.
 //!
-//! `CRASH_SEEDS=n` runs so many seeds (`make crash SEEDS=n`), `SEED=n` one. The last tests are the canary: with a disk that lies
+//! `SEEDS=n` runs so many seeds (`make crash SEEDS=n`), `SEED=n` one. The last tests are the canary: with a disk that lies
 //! about flushes the same suite must fail.
 
 use crate::durability::History;
@@ -71,8 +71,9 @@ fn durable_sequence(fs: &Filesystem) -> Option<u64> {
 }
 
 impl<'a> Life<'a> {
-    fn begin(setting: &'a Setting, power: SimulatedPower, store: MemoryStore, runner: Runner, history: History) -> Life<'a> {
+    fn begin(setting: &'a Setting, power: SimulatedPower, store: MemoryStore, mut runner: Runner, history: History) -> Life<'a> {
         let cuts = Cuts::default();
+        runner.deletes_later = setting.options.background;
         if let Some(port) = setting.lie {
             power.lie_about_flushes(port);
         }
@@ -106,7 +107,8 @@ impl<'a> Life<'a> {
             has_committed = true;
         }
         let step = self.history.add(&self.runner.model, effect, has_committed);
-        for images in std::mem::take(&mut *self.cuts.lock()) {
+        let cuts = std::mem::take(&mut *self.cuts.lock());
+        for images in cuts {
             self.judge(&images, step - 1, step, random)?;
         }
         if random.below(100) < 15 {
@@ -205,7 +207,7 @@ fn number_from_environment(name: &str) -> Option<u64> {
 
 /// Runs all seeds on as many threads as there are processors; panics with the first failure, made short.
 fn run_seeds(name: &str, setting: &Setting) {
-    let count = number_from_environment("CRASH_SEEDS").unwrap_or(SEEDS_DEFAULT);
+    let count = number_from_environment("SEEDS").unwrap_or(SEEDS_DEFAULT);
     let seeds = number_from_environment("SEED").map_or(0..count, |seed| seed..seed + 1);
     let (next, judged) = (AtomicU64::new(seeds.start), AtomicU64::new(0));
     let failure: Mutex<Option<(u64, String)>> = Mutex::new(None);

@@ -1,5 +1,7 @@
 //! Tests of the library in this process: no kernel, no files, no root. Stores are in memory or on a simulated machine.
 
+#[path = "../common/durability.rs"]
+mod durability;
 #[path = "../common/execution.rs"]
 mod execution;
 #[path = "../common/memory_store.rs"]
@@ -13,6 +15,9 @@ mod simulated_disk;
 #[path = "../common/tree.rs"]
 mod tree;
 
+mod corruption;
+mod crash;
 mod issues;
+mod model;
 mod semantics;
 mod tidy;

@@ -67,6 +67,7 @@ fn run_operations(operations: &[Operation], variant: &Variant) -> Result<(), Str
     let store = MemoryStore::new(variant.store_bytes);
     let mut runner = Runner::new(store.open_with(variant.options.clone()), Model::new());
     runner.may_be_full = variant.may_be_full;
+    runner.deletes_later = variant.options.background;
     for (number, operation) in operations.iter().enumerate() {
         let at = |error: String| format!("operation {number}: {error}");
         if *operation == Operation::Remount {
