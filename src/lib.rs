@@ -3,14 +3,14 @@
 //! The modules stand in the order of the data path: `fuse -> fs -> cache -> extent -> space, meta -> disk`. Each uses only
 //! what stands below it; a test reads the imports and keeps that true.
 
-pub mod cli;
-pub mod fuse;
-pub mod fs;
 pub mod cache;
-pub mod extent;
-pub mod space;
-pub mod meta;
+pub mod cli;
 pub mod disk;
+pub mod extent;
+pub mod fs;
+pub mod fuse;
+pub mod meta;
+pub mod space;
 pub mod verify;
 
 pub mod clock;

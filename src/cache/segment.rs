@@ -192,7 +192,7 @@ impl Segments {
     /// extent: one copy, no allocation for most of them.
     fn append_to_tail(&mut self, offset: u64, data: &[u8]) -> bool {
         let len = data.len();
-        if offset % BLOCK_SIZE != 0 || len as u64 % BLOCK_SIZE != 0 || len as u64 > EXTENT_BYTES_MAX / 4 {
+        if !offset.is_multiple_of(BLOCK_SIZE) || !(len as u64).is_multiple_of(BLOCK_SIZE) || len as u64 > EXTENT_BYTES_MAX / 4 {
             return false;
         }
         let is_free = self.map.range(offset..offset + len as u64).next().is_none();
@@ -250,7 +250,7 @@ impl Segments {
     }
 
     fn split_at(&mut self, at: u64) {
-        debug_assert!(at % BLOCK_SIZE == 0 || at >= u64::MAX - BLOCK_SIZE, "a border inside a block: {at}");
+        debug_assert!(at.is_multiple_of(BLOCK_SIZE) || at >= u64::MAX - BLOCK_SIZE, "a border inside a block: {at}");
         let Some((&offset, segment)) = self.map.range_mut(..at).next_back() else { return };
         if offset + segment.len() <= at {
             return;

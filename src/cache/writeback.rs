@@ -107,7 +107,7 @@ impl Cache {
     /// range exclusively; what the cache has of it is superseded.
     pub fn write_through(&self, file: &Arc<CachedFile>, offset: u64, data: &[u8]) -> Result<()> {
         let end = offset + data.len() as u64;
-        debug_assert!(offset % BLOCK_SIZE == 0 && data.len() as u64 % BLOCK_SIZE == 0);
+        debug_assert!(offset.is_multiple_of(BLOCK_SIZE) && (data.len() as u64).is_multiple_of(BLOCK_SIZE));
         file.wait_in_flight(offset..end);
         let copy = AlignedBuffer::copy_of(data);
         self.discard(file, offset..end);

@@ -62,20 +62,10 @@ impl FileExtents {
             self.entries.remove(&key);
         }
         let sums: Arc<[u32]> = sums.into();
-        let written = Written {
-            extent: block,
-            first: 0,
-            extent_blocks: sums.len() as u16,
-            sums: Some(sums.clone()),
-            is_fresh: false,
-        };
+        let written =
+            Written { extent: block, first: 0, extent_blocks: sums.len() as u16, sums: Some(sums.clone()), is_fresh: false };
         let entry = Entry { length, kind: Kind::Written(written) };
-        let extent = ExtentRecord {
-            algorithm: ALGORITHM_CRC32C,
-            owner: self.inode(),
-            owner_offset: offset,
-            sums: sums.to_vec(),
-        };
+        let extent = ExtentRecord { algorithm: ALGORITHM_CRC32C, owner: self.inode(), owner_offset: offset, sums: sums.to_vec() };
         batch.put(schema::extent(block), extent.encode());
         batch.put(schema::map(self.inode(), offset), map_record(&entry).encode());
         self.touched.remove(&offset);
@@ -86,9 +76,9 @@ impl FileExtents {
 impl Gathered {
     fn takes(&self, offset: u64, block: BlockAddress, blocks: usize, blocks_per_group: u64) -> bool {
         self.offset + self.length == offset
-            && self.length % BLOCK_SIZE == 0
+            && self.length.is_multiple_of(BLOCK_SIZE)
             && self.block.0 + self.sums.len() as u64 == block.0
-            && block.0 % blocks_per_group != 0
+            && !block.0.is_multiple_of(blocks_per_group)
             && self.sums.len() + blocks <= EXTENT_BLOCKS_MAX as usize
     }
 }

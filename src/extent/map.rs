@@ -175,7 +175,12 @@ impl FileExtents {
         }
     }
 
-    fn load_chunk(extents: &crate::lock::RankedMutex<FileExtents>, meta: &Metadata, inode: InodeNumber, chunk: u64) -> Result<()> {
+    fn load_chunk(
+        extents: &crate::lock::RankedMutex<FileExtents>,
+        meta: &Metadata,
+        inode: InodeNumber,
+        chunk: u64,
+    ) -> Result<()> {
         let (begin, end) = (chunk * CHUNK_BYTES, (chunk + 1).saturating_mul(CHUNK_BYTES));
         // A record of an earlier chunk may reach into this one: that chunk then comes first, and owns it.
         if let Some((key, record)) = meta.last(&schema::map(inode, 0), &schema::map(inode, begin))? {

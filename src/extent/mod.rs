@@ -47,11 +47,7 @@ pub struct ExtentFile {
 impl ExtentFile {
     /// A file with this map.
     pub fn new(map: FileExtents) -> ExtentFile {
-        ExtentFile {
-            inode: map.inode(),
-            map: RankedMutex::new(Rank::Extents, map),
-            window: parking_lot::Mutex::new(None),
-        }
+        ExtentFile { inode: map.inode(), map: RankedMutex::new(Rank::Extents, map), window: parking_lot::Mutex::new(None) }
     }
 }
 

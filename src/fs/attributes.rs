@@ -1,8 +1,8 @@
 //! Attributes: getattr, setattr, readlink; the rules of suid and sgid; access times.
 
+use super::Filesystem;
 use super::inode::{Inode, InodeState};
 use super::types::{AccessTimes, Attributes, Caller, SetAttributes, SetTime};
-use super::Filesystem;
 use crate::clock::now;
 use crate::error::{Error, Result};
 use crate::meta::records::{FileKind, InodeRecord};
@@ -85,9 +85,7 @@ impl Filesystem {
         if found.kind() != FileKind::Symlink {
             return Err(Error::Invalid("not a symbolic link"));
         }
-        self.meta
-            .get(&schema::symlink(inode))?
-            .ok_or_else(|| Error::corrupt(format!("symbolic link {inode} has no target")))
+        self.meta.get(&schema::symlink(inode))?.ok_or_else(|| Error::corrupt(format!("symbolic link {inode} has no target")))
     }
 
     /// A read happened: the access time, as the mount option wants it. In memory; the next commit takes it along.

@@ -100,7 +100,7 @@ impl Filesystem {
             let run = move || {
                 let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(&filesystem)));
                 if outcome.is_err() {
-                    filesystem.latch(&format!("the {name} thread failed"));
+                    filesystem.latch(format!("the {name} thread failed"));
                 }
             };
             let thread = std::thread::Builder::new().name(name.into()).spawn(run);

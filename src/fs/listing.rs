@@ -2,9 +2,9 @@
 //! behind any entry whatever was created or removed meanwhile. It ends at the cookie that was next when the directory was last
 //! read from its start: files created while listing do not make it endless.
 
+use super::Filesystem;
 use super::inode::Inode;
 use super::types::{Attributes, DirectoryEntry};
-use super::Filesystem;
 use crate::error::{Error, Result};
 use crate::meta::records::{CookieRecord, FileKind};
 use crate::meta::schema::{self, Parsed};

@@ -142,7 +142,13 @@ impl Filesystem {
         let counts = self.space.counts();
         let free = (counts.free + counts.unopened + counts.pinned).saturating_sub(counts.reserved + counts.promised);
         let used = self.meta.inode_numbers_used();
-        SpaceStatus { blocks: counts.total, free, available: free, inodes: u64::from(u32::MAX), inodes_free: u64::from(u32::MAX).saturating_sub(used) }
+        SpaceStatus {
+            blocks: counts.total,
+            free,
+            available: free,
+            inodes: u64::from(u32::MAX),
+            inodes_free: u64::from(u32::MAX).saturating_sub(used),
+        }
     }
 
     /// Makes room for `blocks`: opens a group, else commits what frees blocks. ENOSPC when neither helps.

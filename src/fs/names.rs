@@ -50,7 +50,15 @@ impl Filesystem {
     }
 
     /// Creates a file, a device node, a fifo or a socket. `mode` has the type bits.
-    pub fn mknod(&self, caller: &Caller, parent: InodeNumber, name: &[u8], mode: u32, umask: u32, rdev: u32) -> Result<Attributes> {
+    pub fn mknod(
+        &self,
+        caller: &Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        mode: u32,
+        umask: u32,
+        rdev: u32,
+    ) -> Result<Attributes> {
         if matches!(FileKind::from_mode(mode), None | Some(FileKind::Directory | FileKind::Symlink)) {
             return Err(Error::Invalid("no such kind of node"));
         }
@@ -222,11 +230,14 @@ impl Filesystem {
             batch.delete(schema::link(inode.number, parent, cookie));
             return Ok(());
         }
-        let (begin, end) =
-            (schema::items(inode.number, schema::Item::Link), schema::items_end(inode.number, schema::Item::Link));
+        let (begin, end) = (schema::items(inode.number, schema::Item::Link), schema::items_end(inode.number, schema::Item::Link));
         let first = self.meta.first_key(&begin, &end)?;
         let Some(schema::Parsed::Link { parent, cookie, .. }) = first.as_deref().and_then(schema::parse) else {
-            return Err(Error::corrupt(format!("inode {} has {} links but no record of a further one", inode.number, state.record.links + 1)));
+            return Err(Error::corrupt(format!(
+                "inode {} has {} links but no record of a further one",
+                inode.number,
+                state.record.links + 1
+            )));
         };
         batch.delete(schema::link(inode.number, parent, cookie));
         (state.record.parent, state.record.cookie) = (parent, cookie);

@@ -28,7 +28,10 @@ impl Filesystem {
         let found = Superblock::read(&*disks.superblock)?;
         let superblock = found.superblock;
         for copy in &found.damaged_copies {
-            tracing::warn!("superblock copy at {copy} is damaged; the other one is used{}", if options.read_only { "" } else { " and it is written anew" });
+            tracing::warn!(
+                "superblock copy at {copy} is damaged; the other one is used{}",
+                if options.read_only { "" } else { " and it is written anew" }
+            );
         }
         let stats = Arc::new(Stats::default());
         let latch = Arc::new(Latch::default());
@@ -59,7 +62,14 @@ impl Filesystem {
         Ok(filesystem)
     }
 
-    fn assemble(meta: Metadata, stats: Arc<Stats>, superblock: Superblock, disks: &Disks, options: Options, index_bytes: u64) -> Filesystem {
+    fn assemble(
+        meta: Metadata,
+        stats: Arc<Stats>,
+        superblock: Superblock,
+        disks: &Disks,
+        options: Options,
+        index_bytes: u64,
+    ) -> Filesystem {
         let meta = Arc::new(meta);
         let space = meta.space().clone();
         let extents = Arc::new(Extents {

@@ -35,7 +35,8 @@ pub struct RangeGuard<'a> {
 
 impl State {
     fn take(&mut self, range: &Range<u64>, is_shared: bool) -> Option<u64> {
-        let blocked = |held: &Held| held.range.start < range.end && range.start < held.range.end && !(held.is_shared && is_shared);
+        let blocked =
+            |held: &Held| held.range.start < range.end && range.start < held.range.end && !(held.is_shared && is_shared);
         if self.held.iter().any(blocked) {
             return None;
         }

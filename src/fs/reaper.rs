@@ -1,12 +1,12 @@
 //! Deleting inodes without names: when the kernel knows them no more, and after a crash. Each leaves an orphan record until it
 //! is gone, so that nothing is lost or kept by a crash in between.
 
-use super::inode::Inode;
 use super::Filesystem;
+use super::inode::Inode;
 use crate::error::{Error, Result};
+use crate::meta::Batch;
 use crate::meta::records::OrphanRecord;
 use crate::meta::schema::{self, Item, Parsed};
-use crate::meta::Batch;
 use crate::units::InodeNumber;
 use std::sync::Arc;
 

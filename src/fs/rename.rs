@@ -52,7 +52,8 @@ impl Filesystem {
         mode: RenameMode,
     ) -> Result<()> {
         check_name(name)?;
-        check_new_name(new_name).map_err(|error| if matches!(error, Error::Exists) { Error::Invalid("cannot rename to . or ..") } else { error })?;
+        check_new_name(new_name)
+            .map_err(|error| if matches!(error, Error::Exists) { Error::Invalid("cannot rename to . or ..") } else { error })?;
         if matches!(name, b"." | b"..") {
             return Err(Error::Invalid("cannot rename . or .."));
         }

@@ -1,10 +1,10 @@
 //! Truncate and fallocate. Truncate is metadata only and atomic (D6): one batch, or for a file with very many extents one batch
 //! with the new size and a record that the rest is being deleted, which a crash leaves to the next mount.
 
+use super::Filesystem;
 use super::attributes::kill_suid;
 use super::inode::Inode;
 use super::types::{Caller, FallocateMode};
-use super::Filesystem;
 use crate::cache::CachedFile;
 use crate::clock::now;
 use crate::error::{Error, Result};
@@ -62,8 +62,7 @@ impl Filesystem {
     pub(super) fn drop_behind(&self, inode: &Arc<Inode>, file: &CachedFile, size: u64) -> Result<()> {
         let keep = block_ceil(size);
         let mut is_marked = false;
-        loop {
-            let Some((last, end)) = self.last_mapped(file)? else { break };
+        while let Some((last, end)) = self.last_mapped(file)? {
             let begin = keep.max(last / STEP_BYTES * STEP_BYTES);
             if end <= keep || begin == keep {
                 FileExtents::load(&file.extents.map, &self.meta, block_floor(size), end.max(keep))?;
@@ -222,7 +221,11 @@ impl Filesystem {
         let mut end = inner.end;
         while inner.start < end {
             let begin = inner.start.max((end - 1) / STEP_BYTES * STEP_BYTES);
-            let begin = if end - inner.start > 64 * STEP_BYTES { self.skip_hole(file, inner.start, end)?.unwrap_or(inner.start) } else { begin };
+            let begin = if end - inner.start > 64 * STEP_BYTES {
+                self.skip_hole(file, inner.start, end)?.unwrap_or(inner.start)
+            } else {
+                begin
+            };
             file.wait_in_flight(begin..end);
             self.cache.discard(file, begin..end);
             FileExtents::load(&file.extents.map, &self.meta, begin, end)?;

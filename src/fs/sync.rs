@@ -1,9 +1,9 @@
 //! Making things durable: fsync, sync, and the commit role. The first who asks leads; others leave their answer in the list and
 //! free their thread; one commit serves all who asked before it began.
 
+use super::Filesystem;
 use super::inode::Inode;
 use super::types::Done;
-use super::Filesystem;
 use crate::error::Result;
 use crate::meta::Batch;
 use crate::meta::schema;

@@ -1,10 +1,10 @@
 //! Writing files: range lock, space, partial blocks, dirty limit, then the cache (design 5). With `Wait::Never` every refusal
 //! comes before the first effect and has its reason.
 
+use super::Filesystem;
 use super::attributes::kill_suid;
 use super::inode::Inode;
 use super::types::{Caller, WriteFlags};
-use super::Filesystem;
 use crate::clock::now;
 use crate::error::{Error, Reason, Result};
 use crate::extent::load::whole_blocks;

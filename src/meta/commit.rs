@@ -97,7 +97,8 @@ impl Metadata {
         for delta in deltas {
             let counts = changes.entry(delta.extent).or_insert_with(|| vec![0; usize::from(delta.extent_blocks)]);
             let range = usize::from(delta.first)..usize::from(delta.first) + usize::from(delta.count);
-            let counts = counts.get_mut(range).ok_or_else(|| Error::corrupt(format!("a change outside extent {}", delta.extent)))?;
+            let counts =
+                counts.get_mut(range).ok_or_else(|| Error::corrupt(format!("a change outside extent {}", delta.extent)))?;
             counts.iter_mut().for_each(|count| *count += delta.change);
         }
         let mut folded = Overlay::new();
@@ -110,7 +111,11 @@ impl Metadata {
                 None => vec![1; changes.len()],
             };
             if references.len() != changes.len() {
-                return Err(Error::corrupt(format!("state of extent {extent} has {} blocks, not {}", references.len(), changes.len())));
+                return Err(Error::corrupt(format!(
+                    "state of extent {extent} has {} blocks, not {}",
+                    references.len(),
+                    changes.len()
+                )));
             }
             let mut dead = Vec::new();
             for (block, (count, change)) in references.iter_mut().zip(&changes).enumerate() {

@@ -134,11 +134,7 @@ impl Journal {
                 self.healed += 1;
                 tracing::warn!("journal record {}: second copy at {} is bad, the first is good", at.sequence + 1, offset + bytes);
             }
-            let behind = Position {
-                sequence: at.sequence + 1,
-                journal_offset: offset + bytes * 2,
-                record_checksum: checksum,
-            };
+            let behind = Position { sequence: at.sequence + 1, journal_offset: offset + bytes * 2, record_checksum: checksum };
             return Ok(Some((payload, behind)));
         }
         let mut second = offset + BLOCK_SIZE;
@@ -149,11 +145,7 @@ impl Journal {
                 }
                 self.healed += 1;
                 tracing::warn!("journal record {}: copy at {offset} is bad, read from the second copy", at.sequence + 1);
-                let behind = Position {
-                    sequence: at.sequence + 1,
-                    journal_offset: second + bytes,
-                    record_checksum: checksum,
-                };
+                let behind = Position { sequence: at.sequence + 1, journal_offset: second + bytes, record_checksum: checksum };
                 return Ok(Some((payload, behind)));
             }
             second += BLOCK_SIZE;
@@ -198,7 +190,11 @@ impl Journal {
             for (block, bytes) in piece.chunks(BLOCK_SIZE as usize).enumerate() {
                 let Some(header) = Header::parse(bytes, &self.store_id) else { continue };
                 let offset = piece_at + block as u64 * BLOCK_SIZE;
-                let before = Position { sequence: header.sequence.wrapping_sub(1), journal_offset: offset, record_checksum: header.previous };
+                let before = Position {
+                    sequence: header.sequence.wrapping_sub(1),
+                    journal_offset: offset,
+                    record_checksum: header.previous,
+                };
                 if header.sequence > sequence && self.read_copy(offset, before)?.is_some() {
                     return Ok(true);
                 }

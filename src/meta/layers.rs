@@ -142,16 +142,14 @@ impl Layers {
             // Where a layer was cut short, what lies behind its last key is not known yet.
             let mut bound: Option<Key> = None;
             for layer in state.overlays() {
-                let mut taken = 0;
-                for (key, value) in layer.range::<[u8], _>((Bound::Included(from), Bound::Excluded(to))) {
-                    if taken == limit {
-                        if bound.as_ref().is_none_or(|bound| key < bound) {
-                            bound = Some(key.clone());
-                        }
-                        break;
-                    }
+                let mut entries = layer.range::<[u8], _>((Bound::Included(from), Bound::Excluded(to)));
+                for (key, value) in entries.by_ref().take(limit) {
                     merged.entry(key.clone()).or_insert_with(|| value.clone());
-                    taken += 1;
+                }
+                if let Some((key, _)) = entries.next()
+                    && bound.as_ref().is_none_or(|bound| key < bound)
+                {
+                    bound = Some(key.clone());
                 }
             }
             (merged, bound, state.snapshot.clone())
@@ -219,7 +217,9 @@ impl Layers {
                 let state = self.state.read();
                 let above = state
                     .overlays()
-                    .filter_map(|layer| layer.range::<[u8], _>((Bound::Included(from), Bound::Excluded(end.as_slice()))).next_back())
+                    .filter_map(|layer| {
+                        layer.range::<[u8], _>((Bound::Included(from), Bound::Excluded(end.as_slice()))).next_back()
+                    })
                     .map(|(key, _)| key)
                     .max()
                     .map(|key| (key.clone(), state.find(key).cloned().flatten()));

@@ -13,7 +13,8 @@
 //! one that heals a page takes `writing` first and looks again.
 
 use super::redb_layout::{
-    CHUNKS_MAX, Header, PAGE_ZERO_BYTES, Sums, chunk_of, decode_table, header_offset, no_sums, page_offset, page_sum, table_offset,
+    CHUNKS_MAX, Header, PAGE_ZERO_BYTES, Sums, chunk_of, decode_table, header_offset, no_sums, page_offset, page_sum,
+    table_offset,
 };
 use super::redb_space::Space;
 use crate::disk::Disk;
@@ -158,8 +159,9 @@ impl Backend {
     }
 
     fn with_header(disk: Arc<dyn Disk>, header: Header, slot: usize, writable: bool, limits: Limits) -> Result<Backend> {
-        let space = Space::new(&header.directory, disk.len()?)
-            .ok_or_else(|| Error::corrupt(format!("the index on {}: the disk is shorter than its directory says", disk.name())))?;
+        let space = Space::new(&header.directory, disk.len()?).ok_or_else(|| {
+            Error::corrupt(format!("the index on {}: the disk is shorter than its directory says", disk.name()))
+        })?;
         let Header { generation, length, page_zero, directory } = header;
         let state = State {
             length,

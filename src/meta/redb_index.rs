@@ -143,9 +143,8 @@ impl RedbIndex {
 
 impl Index for RedbIndex {
     fn snapshot(&self) -> Result<Arc<dyn Snapshot>> {
-        let table = guarded(&self.backend, "beginning a snapshot of the index", || {
-            Ok(self.database.begin_read()?.open_table(TABLE)?)
-        })?;
+        let table =
+            guarded(&self.backend, "beginning a snapshot of the index", || Ok(self.database.begin_read()?.open_table(TABLE)?))?;
         Ok(Arc::new(RedbSnapshot { table, backend: Arc::clone(&self.backend) }))
     }
 
@@ -240,12 +239,7 @@ impl Snapshot for RedbSnapshot {
 }
 
 /// A redb over `storage`. `check` reads and verifies all of its trees first.
-fn open_database(
-    backend: &Backend,
-    storage: impl redb::StorageBackend,
-    cache_bytes: usize,
-    check: bool,
-) -> Result<Database> {
+fn open_database(backend: &Backend, storage: impl redb::StorageBackend, cache_bytes: usize, check: bool) -> Result<Database> {
     guarded(backend, "opening the index", move || {
         let mut builder = Database::builder();
         builder.set_cache_size(cache_bytes).set_check_integrity_on_open(check);

@@ -241,44 +241,48 @@ mod tests {
     use redb::StorageBackend;
     use std::collections::HashMap;
 
+    type Blocks = HashMap<usize, Arc<[u8]>>;
+
     #[derive(Debug, Default)]
     struct CutDisk(Mutex<Cut>);
 
     #[derive(Debug, Default)]
     struct Cut {
-        now: Vec<u8>,
-        durable: Vec<u8>,
-        versions: HashMap<usize, Vec<Vec<u8>>>,
-        /// Writes and flushes until the power is gone.
-        left: Option<u32>,
+        len: u64,
+        now: Blocks,
+        durable: Blocks,
+        versions: HashMap<usize, Vec<Arc<[u8]>>>,
+        /// Writes, and flushes, until the power is gone.
+        writes_left: Option<usize>,
+        flushes_left: Option<usize>,
     }
 
     impl Cut {
-        fn change(&mut self) -> Result<()> {
-            match &mut self.left {
-                Some(0) => return Err(Error::io("without power", std::io::ErrorKind::BrokenPipe.into())),
-                Some(left) => *left -= 1,
-                None => {}
-            }
-            Ok(())
-        }
-
         /// Of each block some version since the last flush, half of them torn.
-        fn image(&self, random: &mut impl FnMut(usize) -> usize) -> Vec<u8> {
+        fn image(&self, random: &mut impl FnMut(usize) -> usize) -> Blocks {
             let mut image = self.durable.clone();
-            image.resize(self.now.len(), 0);
             let mut blocks: Vec<_> = self.versions.iter().collect();
             blocks.sort();
             let survivors = [1, 2, 4][random(3)];
             for (block, versions) in blocks {
-                if random(survivors) > 0 {
-                    continue;
+                if random(survivors) == 0 {
+                    let (version, sectors) = (&versions[random(versions.len())], [8, random(9)][random(2)]);
+                    let mut bytes = image.get(block).map_or(vec![0; BLOCK], |bytes| bytes.to_vec());
+                    bytes[..sectors * 512].copy_from_slice(&version[..sectors * 512]);
+                    image.insert(*block, bytes.into());
                 }
-                let (version, sectors) = (&versions[random(versions.len())], [8, random(9)][random(2)]);
-                image[block * BLOCK..block * BLOCK + sectors * 512].copy_from_slice(&version[..sectors * 512]);
             }
             image
         }
+    }
+
+    fn count_down(left: &mut Option<usize>) -> Result<()> {
+        match left {
+            Some(0) => return Err(Error::io("using a disk without power", std::io::ErrorKind::BrokenPipe.into())),
+            Some(left) => *left -= 1,
+            None => {}
+        }
+        Ok(())
     }
 
     impl crate::disk::Disk for CutDisk {
@@ -286,30 +290,41 @@ mod tests {
             "cut disk"
         }
         fn len(&self) -> Result<u64> {
-            Ok(self.0.lock().now.len() as u64)
+            Ok(self.0.lock().len)
         }
         fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
-            into.copy_from_slice(&self.0.lock().now[offset as usize..][..into.len()]);
+            let cut = self.0.lock();
+            for (block, bytes) in (offset as usize / BLOCK..).zip(into.chunks_mut(BLOCK)) {
+                match cut.now.get(&block) {
+                    Some(known) => bytes.copy_from_slice(known),
+                    None => bytes.fill(0),
+                }
+            }
             Ok(())
         }
         fn write_at(&self, offset: u64, from: &[u8]) -> Result<()> {
             let cut = &mut *self.0.lock();
             for (block, bytes) in (offset as usize / BLOCK..).zip(from.chunks(BLOCK)) {
-                cut.change()?;
-                cut.now[block * BLOCK..][..BLOCK].copy_from_slice(bytes);
-                cut.versions.entry(block).or_default().push(bytes.to_vec());
+                count_down(&mut cut.writes_left)?;
+                let bytes: Arc<[u8]> = bytes.into();
+                cut.now.insert(block, bytes.clone());
+                cut.versions.entry(block).or_default().push(bytes);
             }
             Ok(())
         }
         fn flush(&self) -> Result<()> {
             let cut = &mut *self.0.lock();
-            cut.change()?;
-            cut.durable.clone_from(&cut.now);
-            cut.versions.clear();
+            if cut.writes_left == Some(0) {
+                cut.flushes_left = Some(0);
+            }
+            count_down(&mut cut.flushes_left).inspect_err(|_| cut.writes_left = Some(0))?;
+            for (block, _) in cut.versions.drain() {
+                cut.durable.insert(block, cut.now[&block].clone());
+            }
             Ok(())
         }
         fn set_len(&self, len: u64) -> Result<()> {
-            self.0.lock().now.resize(len as usize, 0);
+            self.0.lock().len = len;
             Ok(())
         }
         fn allocate(&self, _: u64, _: u64) -> Result<()> {
@@ -339,7 +354,11 @@ mod tests {
     }
 
     /// Commits until the power goes; the durable tree and the next one.
-    fn commit_until_cut(backend: &BackendHandle, mut durable: (u64, Tree), random: &mut impl FnMut(usize) -> usize) -> [(u64, Tree); 2] {
+    fn commit_until_cut(
+        backend: &BackendHandle,
+        mut durable: (u64, Tree),
+        random: &mut impl FnMut(usize) -> usize,
+    ) -> [(u64, Tree); 2] {
         loop {
             let mut next = durable.1.clone();
             let start = random(PAGES - 40);
@@ -385,14 +404,17 @@ mod tests {
             backend.sync_data().unwrap();
             let mut trees = [(0, Tree::new()), (0, Tree::new())];
             for _ in 0..12 {
-                disk.0.lock().left = Some([random(40), random(700)][random(2)] as u32);
+                match random(2) {
+                    0 => disk.0.lock().writes_left = Some([random(40), random(700)][random(2)]),
+                    _ => disk.0.lock().flushes_left = Some(random(20)),
+                }
                 if let Ok(backend) = Backend::open(disk.clone(), true, limits) {
                     let backend = BackendHandle(backend);
                     let durable = check(&backend, &trees);
                     trees = commit_until_cut(&backend, durable, &mut random);
                 }
-                let image = disk.0.lock().image(&mut random);
-                disk = Arc::new(CutDisk(Mutex::new(Cut { durable: image.clone(), now: image, ..Cut::default() })));
+                let (len, image) = (disk.0.lock().len, disk.0.lock().image(&mut random));
+                disk = Arc::new(CutDisk(Mutex::new(Cut { len, durable: image.clone(), now: image, ..Cut::default() })));
                 let reader = Backend::open(disk.clone(), false, limits).unwrap();
                 check(&BackendHandle(reader), &trees);
             }

@@ -15,6 +15,9 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+/// A data device: id, disk, and the byte range in which groups may lie.
+pub type DeviceArea = (u32, Arc<dyn Disk>, (u64, u64));
+
 /// What `Metadata::open` needs.
 #[derive(Debug)]
 pub struct Parts {
@@ -24,8 +27,8 @@ pub struct Parts {
     pub index: Arc<dyn Index>,
     /// The journal's disk.
     pub journal: Arc<dyn Disk>,
-    /// Data devices: id, disk, and the byte range in which groups may lie.
-    pub devices: Vec<(u32, Arc<dyn Disk>, (u64, u64))>,
+    /// Data devices.
+    pub devices: Vec<DeviceArea>,
     /// Blocks per group.
     pub blocks_per_group: u32,
     /// Counters.

@@ -243,11 +243,9 @@ pub fn parse(key: &[u8]) -> Option<Parsed<'_>> {
                 Item::Xattr => Parsed::Xattr { inode, name: tail },
                 Item::Symlink if tail.is_empty() => Parsed::Symlink(inode),
                 Item::Map => Parsed::Map { inode, offset: number(tail)? },
-                Item::Link => Parsed::Link {
-                    inode,
-                    parent: InodeNumber(number(tail.get(..8)?)?),
-                    cookie: number(tail.get(8..)?)?,
-                },
+                Item::Link => {
+                    Parsed::Link { inode, parent: InodeNumber(number(tail.get(..8)?)?), cookie: number(tail.get(8..)?)? }
+                }
                 _ => return None,
             }
         }

@@ -39,14 +39,11 @@ impl Space {
         let mut state = self.state.lock();
         let most = most.min(EXTENT_BLOCKS_MAX);
         let found = match placement {
-            Placement::At(block) => {
-                state.run_at(block.0, most, self.blocks_per_group).or_else(|| state.find_packed(most))
-            }
+            Placement::At(block) => state.run_at(block.0, most, self.blocks_per_group).or_else(|| state.find_packed(most)),
             Placement::Window { within } => state.find_window(within, most),
             Placement::Packed => state.find_packed(most),
         };
-        let (group_number, block, count) =
-            found.ok_or_else(|| Error::corrupt("a reservation without free space behind it"))?;
+        let (group_number, block, count) = found.ok_or_else(|| Error::corrupt("a reservation without free space behind it"))?;
         let group = &mut state.groups[group_number];
         let changed = group.used.set(block, count, true);
         debug_assert_eq!(changed, count);

@@ -102,8 +102,7 @@ impl Space {
                 }
             }
         }
-        let mut state =
-            State { groups: Vec::new(), free: 0, reserved: 0, promised, cursors: Cursors::default(), slots };
+        let mut state = State { groups: Vec::new(), free: 0, reserved: 0, promised, cursors: Cursors::default(), slots };
         for (number, (record, bitmap)) in open_groups.into_iter().enumerate() {
             let Some((device, device_offset)) = record.copies.first().copied() else {
                 return Err(Error::corrupt(format!("group {number} has no place")));
@@ -116,10 +115,7 @@ impl Space {
             state.slots.retain(|slot| *slot != (device, device_offset));
             state.add(Group::new(device, device_offset, applied));
         }
-        let devices = devices
-            .into_iter()
-            .map(|(id, disk)| Device { id, disk, is_dirty: AtomicBool::new(false) })
-            .collect();
+        let devices = devices.into_iter().map(|(id, disk)| Device { id, disk, is_dirty: AtomicBool::new(false) }).collect();
         Ok(Space {
             devices,
             blocks_per_group: u64::from(blocks_per_group),

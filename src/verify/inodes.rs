@@ -194,7 +194,7 @@ impl Walk<'_, '_> {
             None => self.tally.unwritten_blocks += blocks,
         }
         let end = offset.saturating_add(length);
-        if offset % BLOCK_SIZE != 0 || end > FILE_SIZE_MAX {
+        if !offset.is_multiple_of(BLOCK_SIZE) || end > FILE_SIZE_MAX {
             let file = self.find.file(inode);
             self.find.add(Issue::MapOutOfBounds { file, offset, length });
             return Ok(());

@@ -259,7 +259,9 @@ impl Possible {
             if !is_possible {
                 let versions = self.blocks.get(&index).map_or(0, Vec::len);
                 let start = found.map_or([0; 8], |block| std::array::from_fn(|at| block[at]));
-                return Err(format!("block {index} (begins with {start:02x?}) is none of {versions} versions it may have (size {size})"));
+                return Err(format!(
+                    "block {index} (begins with {start:02x?}) is none of {versions} versions it may have (size {size})"
+                ));
             }
         }
         Ok(())

@@ -2,11 +2,11 @@
 //! it uses an inode only while it holds lookups of it, and gives them back.
 
 use crate::operations::{How, Operation, Place, pattern};
-use crate::reference_model::{Content, DIRECTORY, FileBytes, Id, Model, NAME_BYTES_MAX, Node, ROOT, REGULAR, Refused, SYMLINK};
+use crate::reference_model::{Content, DIRECTORY, FileBytes, Id, Model, NAME_BYTES_MAX, Node, REGULAR, ROOT, Refused, SYMLINK};
 use crate::tree::Walk;
 use std::collections::BTreeMap;
-use std::sync::mpsc;
 use std::sync::Arc;
+use std::sync::mpsc;
 use std::time::Duration;
 use sumfs::error::{Error, Result as FsResult};
 use sumfs::fs::{
@@ -91,7 +91,9 @@ impl Runner {
     fn dispatch(&mut self, operation: &Operation) -> Outcome {
         use Operation as Op;
         match *operation {
-            Op::Create { directory, name, mode } => self.make(directory, name, REGULAR | mode, Content::File(FileBytes::default())),
+            Op::Create { directory, name, mode } => {
+                self.make(directory, name, REGULAR | mode, Content::File(FileBytes::default()))
+            }
             Op::Mkdir { directory, name, mode } => self.mkdir(directory, name, mode),
             Op::Symlink { directory, name, len } => self.symlink(directory, name, len),
             Op::Special { directory, name, kind } => {
@@ -173,7 +175,10 @@ impl Runner {
         let (found, node) = (attributes, self.model.node(expected).ok_or(format!("inode {expected} is not in the model"))?);
         let size = node.file().map_or(found.size, FileBytes::size);
         if (found.mode, found.uid, found.gid, found.links, found.size) != (node.mode, node.uid, node.gid, node.links, size) {
-            return Err(format!("wrong attributes of {}: {found:?}, expected size {size} and {node:.0?}", self.model.label(expected)));
+            return Err(format!(
+                "wrong attributes of {}: {found:?}, expected size {size} and {node:.0?}",
+                self.model.label(expected)
+            ));
         }
         Ok(())
     }
@@ -348,11 +353,11 @@ impl Runner {
         let found = self.fs.rename(from, &name, into, &to.1, mode());
         let mut next = self.model.clone();
         let renamed = next.rename((directory, &name), (to.0, &to.1), mode());
-        if self.agree(found, next, renamed.map(|_| ()))?.is_some() {
+        // Between two names of one file nothing happens.
+        if self.agree(found, next, renamed.map(|_| ()))?.is_some() && replaced != Some(moved) {
             self.touch(&[directory, to.0, moved]);
             self.effect.touched.extend(replaced);
-            let replaces = replaced.is_some_and(|other| other != moved);
-            self.effect.event = (replaces && !matches!(mode(), RenameMode::Exchange)).then_some(Event::Replaced { node: moved });
+            self.effect.event = (replaced.is_some() && !matches!(mode(), RenameMode::Exchange)).then_some(Event::Replaced { node: moved });
         }
         Ok(())
     }
@@ -375,7 +380,8 @@ impl Runner {
         let mut entries = self.model.entries();
         if as_directory {
             // Mostly directories: files only to be refused.
-            let directories: Vec<_> = entries.iter().filter(|entry| self.model.node(entry.2).is_some_and(Node::is_directory)).cloned().collect();
+            let directories: Vec<_> =
+                entries.iter().filter(|entry| self.model.node(entry.2).is_some_and(Node::is_directory)).cloned().collect();
             if entry % 8 > 0 && !directories.is_empty() {
                 entries = directories;
             }
@@ -489,7 +495,8 @@ impl Runner {
 
     fn fsync(&mut self, node: u64, data_only: bool) -> Outcome {
         // Also files without a name.
-        let candidates: Vec<Id> = self.model.nodes().filter(|(_, node)| node.is_file() || node.is_directory()).map(|(id, _)| id).collect();
+        let candidates: Vec<Id> =
+            self.model.nodes().filter(|(_, node)| node.is_file() || node.is_directory()).map(|(id, _)| id).collect();
         let id = modulo(&candidates, node).unwrap_or(ROOT);
         let inode = self.hold(id)?;
         let (answer, answered) = mpsc::channel();
@@ -522,7 +529,10 @@ impl Runner {
             }
             self.fs.forget(InodeNumber(id), count);
             self.model.forget(id);
-            if is_nameless && !self.deletes_later && !matches!(self.fs.getattr(InodeNumber(id)), Err(Error::Stale | Error::NotFound)) {
+            if is_nameless
+                && !self.deletes_later
+                && !matches!(self.fs.getattr(InodeNumber(id)), Err(Error::Stale | Error::NotFound))
+            {
                 return Err(format!("inode {id} is still there, without a name and forgotten"));
             }
         }

@@ -75,7 +75,8 @@ impl MemoryStore {
 
     /// Checks, data included; an error lists the issues.
     pub fn check(&self) -> Result<Report, String> {
-        let report = check(&self.disks, &CheckOptions { verify_data: true }, &mut |_, _| {}).map_err(|error| format!("check: {error}"))?;
+        let report =
+            check(&self.disks, &CheckOptions { verify_data: true }, &mut |_, _| {}).map_err(|error| format!("check: {error}"))?;
         if report.is_clean() {
             return Ok(report);
         }

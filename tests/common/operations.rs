@@ -54,30 +54,114 @@ pub enum Place {
 /// dozen names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Operation {
-    Create { directory: u64, name: u64, mode: u32 },
-    Mkdir { directory: u64, name: u64, mode: u32 },
-    Symlink { directory: u64, name: u64, len: usize },
-    Special { directory: u64, name: u64, kind: u64 },
-    Write { file: u64, place: Place, len: usize, fill: u64, how: How, nowait: bool },
-    Read { file: u64, place: Place, len: usize, direct: bool, nowait: bool },
-    SetSize { file: u64, place: Place },
-    Fallocate { file: u64, place: Place, len: u64, mode: u64 },
-    Rename { entry: u64, directory: u64, name: u64, mode: u64 },
+    Create {
+        directory: u64,
+        name: u64,
+        mode: u32,
+    },
+    Mkdir {
+        directory: u64,
+        name: u64,
+        mode: u32,
+    },
+    Symlink {
+        directory: u64,
+        name: u64,
+        len: usize,
+    },
+    Special {
+        directory: u64,
+        name: u64,
+        kind: u64,
+    },
+    Write {
+        file: u64,
+        place: Place,
+        len: usize,
+        fill: u64,
+        how: How,
+        nowait: bool,
+    },
+    Read {
+        file: u64,
+        place: Place,
+        len: usize,
+        direct: bool,
+        nowait: bool,
+    },
+    SetSize {
+        file: u64,
+        place: Place,
+    },
+    Fallocate {
+        file: u64,
+        place: Place,
+        len: u64,
+        mode: u64,
+    },
+    Rename {
+        entry: u64,
+        directory: u64,
+        name: u64,
+        mode: u64,
+    },
     /// Onto an existing entry.
-    RenameOver { entry: u64, other: u64, mode: u64 },
-    Link { node: u64, directory: u64, name: u64 },
-    Unlink { entry: u64 },
-    Rmdir { directory: u64 },
+    RenameOver {
+        entry: u64,
+        other: u64,
+        mode: u64,
+    },
+    Link {
+        node: u64,
+        directory: u64,
+        name: u64,
+    },
+    Unlink {
+        entry: u64,
+    },
+    Rmdir {
+        directory: u64,
+    },
     /// A lookup of a name that is perhaps not there.
-    Lookup { directory: u64, name: u64 },
-    List { directory: u64 },
-    Chmod { node: u64, mode: u32 },
-    Chown { node: u64, uid: Option<u32>, gid: Option<u32> },
-    SetModified { node: u64, seconds: i64 },
-    SetXattr { node: u64, name: u64, len: usize, fill: u64, mode: u64 },
-    GetXattr { node: u64, name: u64 },
-    RemoveXattr { node: u64, name: u64 },
-    Fsync { node: u64, data_only: bool },
+    Lookup {
+        directory: u64,
+        name: u64,
+    },
+    List {
+        directory: u64,
+    },
+    Chmod {
+        node: u64,
+        mode: u32,
+    },
+    Chown {
+        node: u64,
+        uid: Option<u32>,
+        gid: Option<u32>,
+    },
+    SetModified {
+        node: u64,
+        seconds: i64,
+    },
+    SetXattr {
+        node: u64,
+        name: u64,
+        len: usize,
+        fill: u64,
+        mode: u64,
+    },
+    GetXattr {
+        node: u64,
+        name: u64,
+    },
+    RemoveXattr {
+        node: u64,
+        name: u64,
+    },
+    Fsync {
+        node: u64,
+        data_only: bool,
+    },
     Sync,
     /// The kernel drops what it knows of everything that has a name.
     ForgetNamed,

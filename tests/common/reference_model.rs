@@ -557,7 +557,9 @@ fn node_differences(label: String, expected: &Node, found: &Node, with_data: boo
         all.push(format!("{label}: modified {time:?}, found {found:?}"));
     }
     if expected.xattrs != found.xattrs {
-        let short = |node: &Node| node.xattrs.iter().map(|(name, value)| (name.escape_ascii().to_string(), value.len())).collect::<Vec<_>>();
+        let short = |node: &Node| {
+            node.xattrs.iter().map(|(name, value)| (name.escape_ascii().to_string(), value.len())).collect::<Vec<_>>()
+        };
         all.push(format!("{label}: xattrs (name, length) {:?}, found {:?}", short(expected), short(found)));
     }
     match (&expected.content, &found.content) {

@@ -95,7 +95,8 @@ impl Walk<'_> {
         let mut wrong = None;
         let mut note = |name: &[u8], attributes: &Attributes, inode: Id, mode_bits: u32| {
             if attributes.inode.0 != inode || attributes.mode & 0o170_000 != mode_bits {
-                wrong = Some(format!("entry {} of directory {id}: inode {inode}, attributes {attributes:?}", name.escape_ascii()));
+                wrong =
+                    Some(format!("entry {} of directory {id}: inode {inode}, attributes {attributes:?}", name.escape_ascii()));
             }
             if name != b"." && name != b".." {
                 looked_up.push(inode);
@@ -131,7 +132,11 @@ impl Walk<'_> {
                 Ok(attributes) => {
                     looked_up.push(attributes.inode.0);
                     if attributes.inode.0 != *child {
-                        return Err(format!("{} in {id} is listed as {child}, looked up as {}", name.escape_ascii(), attributes.inode));
+                        return Err(format!(
+                            "{} in {id} is listed as {child}, looked up as {}",
+                            name.escape_ascii(),
+                            attributes.inode
+                        ));
                     }
                 }
                 Err(error) => return Err(format!("lookup of listed {} in {id}: {error}", name.escape_ascii())),

@@ -13,7 +13,7 @@ use crate::tree::{Walk, read_bytes};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use sumfs::error::Error;
-use sumfs::fs::{Caller, FallocateMode, Filesystem, Options, ReadFlags, SetAttributes, WriteFlags};
+use sumfs::fs::{Caller, FallocateMode, Filesystem, Options, ReadFlags, RenameMode, SetAttributes, WriteFlags};
 use sumfs::lock::Wait;
 use sumfs::units::{BLOCK, BLOCK_SIZE, InodeNumber};
 use sumfs::verify::check::{CheckOptions, Report, check};
@@ -119,7 +119,9 @@ fn a_damaged_block_is_an_error_for_exactly_its_reads() {
         let damaged = Damaged::new(&images, block);
         for direct in [false, true, false] {
             let flags = ReadFlags { direct, no_atime: false };
-            let read = |offset, len| damaged.fs.read(damaged.file, offset, len, flags, Wait::Allowed).map(|data| data.as_slice().to_vec());
+            let read = |offset, len| {
+                damaged.fs.read(damaged.file, offset, len, flags, Wait::Allowed).map(|data| data.as_slice().to_vec())
+            };
             damaged.assert_integrity_error(read(damaged.offset(), BLOCK), "the block");
             damaged.assert_integrity_error(read(damaged.offset() + 5, 1), "one byte of it");
             // A long read stops there: an error, or what comes before.
@@ -165,7 +167,11 @@ fn a_damaged_block_can_be_replaced_or_removed() {
             damaged.fs.forget(damaged.file, 1);
             Ok(())
         }),
-        ("renamed over", |damaged| damaged.fs.rename(ROOT, b"other", ROOT, b"damaged", sumfs::fs::RenameMode::Replace)),
+        ("renamed over", |damaged| {
+            damaged.fs.rename(ROOT, b"other", ROOT, b"damaged", RenameMode::Replace)?;
+            damaged.fs.forget(damaged.file, 1);
+            Ok(())
+        }),
     ];
     let images = two_files();
     for block in blocks_to_damage() {
@@ -255,8 +261,10 @@ fn assert_healed(images: &Images, model: &Model, port: &str, places: &[u64]) -> 
 /// A byte in each block of the port that is not all zeros, or in a sample of them.
 fn places_in_use(images: &Images, port: &str, random: &mut Random) -> Vec<u64> {
     let image = &images[port];
-    let mut blocks: Vec<u64> =
-        image.block_indexes().filter(|index| image.block(*index).is_some_and(|block| block.iter().any(|byte| *byte != 0))).collect();
+    let mut blocks: Vec<u64> = image
+        .block_indexes()
+        .filter(|index| image.block(*index).is_some_and(|block| block.iter().any(|byte| *byte != 0)))
+        .collect();
     blocks.sort_unstable();
     if std::env::var("CORRUPTION").as_deref() != Ok("all") {
         while blocks.len() > SAMPLE {
@@ -318,7 +326,9 @@ fn read_what_can_be_read(store: &MemoryStore, model: &Model) -> Result<(), Strin
         let Some(bytes) = model.node(id).and_then(Node::file) else { continue };
         for block in bytes.block_indexes() {
             match read_bytes(&fs, found.inode, block * BLOCK_SIZE, BLOCK) {
-                Ok(data) if data != bytes.read(block * BLOCK_SIZE, BLOCK) => return Err(format!("wrong data in block {block} of inode {id}")),
+                Ok(data) if data != bytes.read(block * BLOCK_SIZE, BLOCK) => {
+                    return Err(format!("wrong data in block {block} of inode {id}"));
+                }
                 _ => {}
             }
         }

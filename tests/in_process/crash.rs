@@ -44,8 +44,14 @@ impl Setting {
     }
 }
 
-/// What the cuts at flushes left during one operation.
-type Cuts = Arc<Mutex<Vec<Images>>>;
+/// What a cut left, and when it was.
+struct Cut {
+    images: Images,
+    at: String,
+}
+
+/// The cuts at flushes during one operation.
+type Cuts = Arc<Mutex<Vec<Cut>>>;
 
 /// A machine from power on to power off.
 struct Life<'a> {
@@ -58,12 +64,11 @@ struct Life<'a> {
     judged: u64,
 }
 
-fn cut(power: &SimulatedPower, random: &mut Random) -> Images {
+fn cut(power: &SimulatedPower, random: &mut Random, at: &str) -> Cut {
     let seed = random.next();
-    match random.below(4) {
-        0 => power.cut_with(seed, Survivors::Any, true),
-        _ => power.cut(seed),
-    }
+    let torn = random.below(4) == 0;
+    let images = if torn { power.cut_with(seed, Survivors::Any, true) } else { power.cut(seed) };
+    Cut { images, at: format!("power cut {at}{}", if torn { ", blocks torn" } else { "" }) }
 }
 
 fn durable_sequence(fs: &Filesystem) -> Option<u64> {
@@ -81,19 +86,23 @@ impl<'a> Life<'a> {
     }
 
     /// Runs the operations and judges the cuts. What the last one left.
-    fn run(&mut self, operations: &[Operation], random: &mut Random) -> Result<Images, String> {
+    fn run(&mut self, operations: &[Operation], random: &mut Random) -> Result<Cut, String> {
         let (cuts, mut hook_random) = (self.cuts.clone(), Random::new(random.next()));
-        self.power.on_flush(Some(Box::new(move |power, _| cuts.lock().push(cut(power, &mut hook_random)))));
+        self.power.on_flush(Some(Box::new(move |power, port| {
+            let cut = cut(power, &mut hook_random, &format!("at a flush of the {port}"));
+            cuts.lock().push(cut);
+        })));
         for operation in operations {
-            self.step(operation, random).map_err(|error| format!("{operation:?} (operation {}): {error}", self.history.last()))?;
+            self.step(operation, random)
+                .map_err(|error| format!("{operation:?} (operation {}): {error}", self.history.last()))?;
         }
         self.power.on_flush(None);
-        let images = cut(&self.power, random);
+        let cut = cut(&self.power, random, "at the end");
         if self.setting.options.background {
             // Ends the threads; what it writes is of no interest any more.
             self.runner.fs.shutdown().map_err(|error| format!("shutdown: {error}"))?;
         }
-        Ok(images)
+        Ok(cut)
     }
 
     fn step(&mut self, operation: &Operation, random: &mut Random) -> Result<(), String> {
@@ -108,12 +117,12 @@ impl<'a> Life<'a> {
         }
         let step = self.history.add(&self.runner.model, effect, has_committed);
         let cuts = std::mem::take(&mut *self.cuts.lock());
-        for images in cuts {
-            self.judge(&images, step - 1, step, random)?;
+        for cut in cuts {
+            self.judge(&cut, step - 1, step, random)?;
         }
         if random.below(100) < 15 {
-            let images = cut(&self.power, random);
-            self.judge(&images, step, step, random)?;
+            let cut = cut(&self.power, random, "after it");
+            self.judge(&cut, step, step, random)?;
         }
         Ok(())
     }
@@ -122,8 +131,8 @@ impl<'a> Life<'a> {
         Filesystem::open(self.store.disks.clone(), self.setting.options.clone()).map_err(|error| format!("opening: {error}"))
     }
 
-    fn judge(&mut self, images: &Images, complete: usize, last: usize, random: &mut Random) -> Result<(), String> {
-        let recovered = Recovered::from(images, random.next(), &self.history, complete, last)?;
+    fn judge(&mut self, cut: &Cut, complete: usize, last: usize, random: &mut Random) -> Result<(), String> {
+        let recovered = Recovered::from(cut, random.next(), &self.history, complete, last)?;
         self.judged += 1;
         if random.below(100) < 30 {
             recovered.fs.shutdown().map_err(|error| format!("shutdown after a crash: {error}"))?;
@@ -143,10 +152,10 @@ struct Recovered {
 
 impl Recovered {
     /// Checks, mounts, reads everything, compares it with the history.
-    fn from(images: &Images, seed: u64, history: &History, complete: usize, last: usize) -> Result<Recovered, String> {
-        let power = SimulatedPower::reopen(seed, images);
+    fn from(cut: &Cut, seed: u64, history: &History, complete: usize, last: usize) -> Result<Recovered, String> {
+        let power = SimulatedPower::reopen(seed, &cut.images);
         let store = MemoryStore::found_on(&power);
-        let at = |what: &str, error: &dyn std::fmt::Display| format!("after a crash, {what}: {error}");
+        let at = |what: &str, error: &dyn std::fmt::Display| format!("{}: {what}: {error}", cut.at);
         let options = CheckOptions { verify_data: true };
         let report = check(&store.disks, &options, &mut |_, _| {}).map_err(|error| at("check", &error))?;
         // Torn copies are healed by the mount.
@@ -161,7 +170,8 @@ impl Recovered {
         let interesting = |id| history.touched_blocks(id);
         let walk = Walk { fs: &fs, nameless: &[], interesting: &interesting, direct: false };
         let found = walk.read().map_err(|error| at("reading the tree", &error))?;
-        history.judge(&found, complete, last)?;
+        let replayed = report.replayed_transactions;
+        history.judge(&found, complete, last).map_err(|error| at(&format!("{replayed} transactions replayed"), &error))?;
         Ok(Recovered { power, store, fs, found })
     }
 }
@@ -176,9 +186,9 @@ fn run(seed: u64, operations: &[Operation], setting: &Setting) -> Result<u64, St
     let (first, second) = operations.split_at(operations.len() / 2);
 
     let mut life = Life::begin(setting, power, store, runner, History::new(Model::new()));
-    let images = life.run(first, &mut random)?;
+    let cut = life.run(first, &mut random)?;
     let last = life.history.last();
-    let recovered = Recovered::from(&images, random.next(), &life.history, last, last)?;
+    let recovered = Recovered::from(&cut, random.next(), &life.history, last, last)?;
     let judged = life.judged;
     drop(life);
 

@@ -109,7 +109,8 @@ fn names_alone_agree_with_the_model() {
 
 #[test]
 fn data_alone_agrees_with_the_model() {
-    let mix = Mix { names: 4, data: 90, attributes: 1, durability: 3, memory: 2, write_bytes_max: 40_000, has_far_offsets: false };
+    let mix =
+        Mix { names: 4, data: 90, attributes: 1, durability: 3, memory: 2, write_bytes_max: 40_000, has_far_offsets: false };
     run_all("data", &Variant { mix, operations: 800, seeds: 8, ..Variant::usual() });
 }
 

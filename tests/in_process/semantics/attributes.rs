@@ -74,11 +74,7 @@ fn rows_of_names() -> Vec<Row> {
         ),
         ("create", Box::new(|tree, [_, dir, _]| no_value(Ok(tree.file(dir, "new"))).unwrap()), ["", "mc", ""]),
         ("mkdir", Box::new(|tree, [_, dir, _]| no_value(Ok(tree.directory(dir, "new"))).unwrap()), ["", "mc", ""]),
-        (
-            "symlink",
-            Box::new(|tree, [_, dir, _]| no_value(tree.fs.symlink(&CALLER, dir, b"s", b"t")).unwrap()),
-            ["", "mc", ""],
-        ),
+        ("symlink", Box::new(|tree, [_, dir, _]| no_value(tree.fs.symlink(&CALLER, dir, b"s", b"t")).unwrap()), ["", "mc", ""]),
     ]
 }
 
@@ -112,11 +108,7 @@ fn rows_of_data() -> Vec<Row> {
             Box::new(|tree, [file, ..]| tree.fs.setxattr(&CALLER, file, b"user.n", b"v", XattrMode::Any).unwrap()),
             ["c", "", ""],
         ),
-        (
-            "removexattr",
-            Box::new(|tree, [file, ..]| tree.fs.removexattr(&CALLER, file, b"user.old").unwrap()),
-            ["c", "", ""],
-        ),
+        ("removexattr", Box::new(|tree, [file, ..]| tree.fs.removexattr(&CALLER, file, b"user.old").unwrap()), ["c", "", ""]),
         ("getxattr", Box::new(|tree, [file, ..]| no_value(tree.fs.getxattr(file, b"user.old")).unwrap()), ["", "", ""]),
     ]
 }
@@ -149,8 +141,11 @@ fn times_survive_a_remount_to_the_nanosecond() {
     let file = tree.file(ROOT, "f");
     let times = [(-1, 999_999_999), (-(1 << 40), 0), (1 << 40, 123_456_789)];
     let [accessed, modified, _] = times.map(|(seconds, nanoseconds)| Timestamp { seconds, nanoseconds });
-    let change =
-        SetAttributes { accessed: Some(SetTime::To(accessed)), modified: Some(SetTime::To(modified)), ..SetAttributes::default() };
+    let change = SetAttributes {
+        accessed: Some(SetTime::To(accessed)),
+        modified: Some(SetTime::To(modified)),
+        ..SetAttributes::default()
+    };
     tree.fs.setattr(&CALLER, file, &change).unwrap();
     let before = tree.attributes(file);
     tree.remount();
@@ -294,7 +289,8 @@ fn sizes_have_limits() {
     let tree = Tree::new();
     let (file, directory) = (tree.file(ROOT, "f"), tree.directory(ROOT, "d"));
     let fs = &tree.fs;
-    let size = |inode, size| no_value(fs.setattr(&CALLER, inode, &SetAttributes { size: Some(size), ..SetAttributes::default() }));
+    let size =
+        |inode, size| no_value(fs.setattr(&CALLER, inode, &SetAttributes { size: Some(size), ..SetAttributes::default() }));
     let allocate = |inode, offset, len| fs.fallocate(&CALLER, inode, offset, len, FallocateMode::Allocate);
     let fifo = fs.mknod(&CALLER, ROOT, b"p", 0o010_600, 0, 0).unwrap().inode;
     let table: Vec<Failing> = vec![

@@ -96,11 +96,16 @@ fn fill(tree: &Tree, round: usize, chunk: usize, flags: WriteFlags) -> u64 {
 fn a_full_store_keeps_its_promise_and_recovers() {
     let tree = Tree::with_size(64 << 20);
     tree.fs.sync().unwrap();
-    for (round, (chunk, direct)) in [(1 << 20, false), (4096, false), (65_536, true), (1 << 20, true), (10_000, false)].into_iter().enumerate() {
+    for (round, (chunk, direct)) in
+        [(1 << 20, false), (4096, false), (65_536, true), (1 << 20, true), (10_000, false)].into_iter().enumerate()
+    {
         let promised = tree.fs.statfs().available * BLOCK_SIZE;
         assert!(promised > 32 << 20, "round {round}: only {promised} bytes");
         let written = fill(&tree, round, chunk, WriteFlags { direct, ..WriteFlags::default() });
-        assert!(written.abs_diff(promised) <= promised / 100 + 2 * chunk as u64, "round {round}: {promised} promised, {written} written");
+        assert!(
+            written.abs_diff(promised) <= promised / 100 + 2 * chunk as u64,
+            "round {round}: {promised} promised, {written} written"
+        );
         // Everything that was accepted can be made durable and read.
         tree.fs.sync().unwrap();
         let name = format!("fill{round}");
