@@ -44,13 +44,10 @@ impl Cache {
         if self.extents.space.reserve(blocks) {
             return Ok(());
         }
-        if wait == Wait::Allowed {
-            FileExtents::load(&file.extents.map, &self.extents.meta, start, end)?;
-        }
         let claimed = {
             let map = match wait {
                 Wait::Never => file.extents.map.try_lock(),
-                Wait::Allowed => Some(file.extents.map.lock()),
+                Wait::Allowed => Some(FileExtents::lock_loaded(&file.extents.map, &self.extents.meta, start, end)?),
             };
             map.is_some_and(|mut map| {
                 let is_promised = map.is_loaded(start, end) && map.is_unwritten(start, end);

@@ -76,8 +76,7 @@ impl Extents {
     pub fn load(&self, file: &ExtentFile, offset: u64, into: &mut [u8]) -> Result<()> {
         let end = offset + into.len() as u64;
         let guard = self.space.enter_read();
-        FileExtents::load(&file.map, &self.meta, offset, end)?;
-        let pieces = file.map.lock().pieces(offset, end);
+        let pieces = FileExtents::lock_loaded(&file.map, &self.meta, offset, end)?.pieces(offset, end);
         for piece in pieces {
             let range = (piece.offset - offset) as usize..(piece.offset + piece.length - offset) as usize;
             let Some(target) = into.get_mut(range) else { continue };

@@ -5,6 +5,7 @@
 //! stored record is out of date. All changes since the last collect go into one batch, so a crash sees all of them or none.
 
 use crate::error::{Error, Result};
+use crate::lock::{RankedGuard, RankedMutex};
 use crate::meta::records::MapRecord;
 use crate::meta::{Delta, Metadata, schema};
 use crate::space::Run;
@@ -157,8 +158,27 @@ impl FileExtents {
         self.missing(start, end).is_none()
     }
 
+    /// The map, locked, with all of `start..end` loaded. Every change of a range, and every look at one, needs this: what is not
+    /// loaded looks like a hole.
+    pub fn lock_loaded<'a>(
+        extents: &'a RankedMutex<FileExtents>,
+        meta: &Metadata,
+        start: u64,
+        end: u64,
+    ) -> Result<RankedGuard<'a, FileExtents>> {
+        loop {
+            {
+                let map = extents.lock();
+                if map.is_loaded(start, end) {
+                    return Ok(map);
+                }
+            }
+            Self::load(extents, meta, start, end)?;
+        }
+    }
+
     /// Reads what is missing of `start..end` from the metadata. Called without the lock; `lock` takes it for a moment.
-    pub fn load(extents: &crate::lock::RankedMutex<FileExtents>, meta: &Metadata, start: u64, end: u64) -> Result<()> {
+    fn load(extents: &RankedMutex<FileExtents>, meta: &Metadata, start: u64, end: u64) -> Result<()> {
         loop {
             let (inode, chunk, is_open_ended) = {
                 let map = extents.lock();
@@ -175,12 +195,7 @@ impl FileExtents {
         }
     }
 
-    fn load_chunk(
-        extents: &crate::lock::RankedMutex<FileExtents>,
-        meta: &Metadata,
-        inode: InodeNumber,
-        chunk: u64,
-    ) -> Result<()> {
+    fn load_chunk(extents: &RankedMutex<FileExtents>, meta: &Metadata, inode: InodeNumber, chunk: u64) -> Result<()> {
         let (begin, end) = (chunk * CHUNK_BYTES, (chunk + 1).saturating_mul(CHUNK_BYTES));
         // A record of an earlier chunk may reach into this one: that chunk then comes first, and owns it.
         if let Some((key, record)) = meta.last(&schema::map(inode, 0), &schema::map(inode, begin))? {
@@ -197,7 +212,7 @@ impl FileExtents {
         Ok(())
     }
 
-    fn load_all(extents: &crate::lock::RankedMutex<FileExtents>, meta: &Metadata, inode: InodeNumber) -> Result<()> {
+    fn load_all(extents: &RankedMutex<FileExtents>, meta: &Metadata, inode: InodeNumber) -> Result<()> {
         use schema::Item;
         let mut found = Vec::new();
         read_records(meta, schema::items(inode, Item::Map), &schema::items_end(inode, Item::Map), &mut found)?;

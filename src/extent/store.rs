@@ -1,10 +1,10 @@
 //! The write pipeline of one dirty run: allocate, checksum, write, enter into the map. The bytes are frozen (D9) and the space
 //! is reserved (D5), so the only thing that can fail is the device; a failed write is tried elsewhere up to three times.
 
-use super::{ExtentFile, Extents};
+use super::{ExtentFile, Extents, FileExtents};
 use crate::error::Result;
 use crate::space::allocator::Placement;
-use crate::units::{BLOCK, BLOCK_SIZE, BlockAddress, EXTENT_BYTES_MAX};
+use crate::units::{BLOCK, BLOCK_SIZE, BlockAddress, EXTENT_BYTES_MAX, block_ceil};
 use std::sync::atomic::Ordering;
 
 /// Attempts to write a run before the error stands.
@@ -30,7 +30,10 @@ impl Extents {
             let address = self.write_somewhere(address, count, &part)?;
             let length = (end - at).min(u64::from(count) * BLOCK_SIZE);
             let part_sums = sums.get(done..upto).unwrap_or_default().into();
-            let dropped = file.map.lock().finish(at, length, address, part_sums);
+            let dropped = {
+                let mut map = FileExtents::lock_loaded(&file.map, &self.meta, at, at + block_ceil(length))?;
+                map.finish(at, length, address, part_sums)
+            };
             self.release(dropped)?;
             self.stats.extents_written.fetch_add(1, Ordering::Relaxed);
             self.stats.blocks_written.fetch_add(u64::from(count), Ordering::Relaxed);

@@ -62,35 +62,36 @@ impl Filesystem {
     pub(super) fn drop_behind(&self, inode: &Arc<Inode>, file: &CachedFile, size: u64) -> Result<()> {
         let keep = block_ceil(size);
         let mut is_marked = false;
+        let mut last_block = keep;
         while let Some((last, end)) = self.last_mapped(file)? {
             let begin = keep.max(last / STEP_BYTES * STEP_BYTES);
             if end <= keep || begin == keep {
-                FileExtents::load(&file.extents.map, &self.meta, block_floor(size), end.max(keep))?;
+                last_block = end.max(keep);
                 break;
             }
-            FileExtents::load(&file.extents.map, &self.meta, begin, end)?;
             let mark = if is_marked { Mark::Keep } else { Mark::Set { size } };
             is_marked = true;
-            self.change_map(inode, file, mark, |map| {
+            self.change_map(inode, file, begin..end, mark, |map| {
                 map.set_size(size);
                 map.remove(begin, u64::MAX)
             })?;
             self.relieve_inside()?;
         }
         let mark = if is_marked { Mark::Clear } else { Mark::Keep };
-        self.change_map(inode, file, mark, |map| map.truncate(size))
+        self.change_map(inode, file, block_floor(size)..last_block, mark, |map| map.truncate(size))
     }
 
-    /// Changes the map and collects it in the same batch.
+    /// Changes the map, with `range` loaded, and collects it in the same batch.
     fn change_map(
         &self,
         inode: &Arc<Inode>,
         file: &CachedFile,
+        range: Range<u64>,
         mark: Mark,
         change: impl FnOnce(&mut FileExtents) -> crate::extent::Dropped,
     ) -> Result<()> {
         let dropped = {
-            let mut map = file.extents.map.lock();
+            let mut map = FileExtents::lock_loaded(&file.extents.map, &self.meta, range.start, range.end)?;
             let dropped = change(&mut map);
             let mut state = inode.state.lock();
             let mut batch = Batch::new();
@@ -187,8 +188,9 @@ impl Filesystem {
             return Ok(());
         }
         let whole = block_floor(range.start)..block_ceil(range.end);
-        FileExtents::load(&file.extents.map, &self.meta, whole.start, whole.end)?;
-        let holes = file.extents.map.lock().holes(whole.start, whole.end);
+        let map = FileExtents::lock_loaded(&file.extents.map, &self.meta, whole.start, whole.end)?;
+        let holes = map.holes(whole.start, whole.end);
+        drop(map);
         let needed: u64 = holes.iter().map(|(start, end)| blocks_for(end - start)).sum();
         if !self.space.promise(needed) {
             return Err(Error::NoSpace);
@@ -197,13 +199,17 @@ impl Filesystem {
         if grows {
             file.grow(range.end);
         }
-        self.change_map(inode, file, Mark::Keep, |map| {
-            map.preallocate(whole.start, whole.end);
+        let mut added = 0;
+        let changed = self.change_map(inode, file, whole.clone(), Mark::Keep, |map| {
+            added = map.preallocate(whole.start, whole.end);
             if grows {
                 map.set_size(map.size().max(range.end));
             }
             crate::extent::Dropped::default()
-        })
+        });
+        // Writeback may have filled a hole meanwhile.
+        self.space.unpromise(needed - added);
+        changed
     }
 
     /// Makes `range` read as zeros: whole blocks become holes, parts of blocks are written.
@@ -228,8 +234,7 @@ impl Filesystem {
             };
             file.wait_in_flight(begin..end);
             self.cache.discard(file, begin..end);
-            FileExtents::load(&file.extents.map, &self.meta, begin, end)?;
-            self.change_map(inode, file, Mark::Keep, |map| map.remove(begin, end))?;
+            self.change_map(inode, file, begin..end, Mark::Keep, |map| map.remove(begin, end))?;
             self.relieve_inside()?;
             end = begin;
         }

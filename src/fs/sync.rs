@@ -11,6 +11,9 @@ use crate::units::InodeNumber;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+/// Entries of a file's map that stay in memory once they are recorded.
+const ENTRIES_KEPT_MAX: usize = 1 << 16;
+
 /// Who waits for the next commit.
 #[derive(Default)]
 pub(super) struct Role {
@@ -140,6 +143,9 @@ impl Filesystem {
             map.collect(&mut batch, self.space.blocks_per_group());
             state.record.size = map.size();
             state.record.blocks = map.blocks();
+            if map.entry_count() > ENTRIES_KEPT_MAX {
+                map.forget();
+            }
         }
         batch.put(schema::inode(inode.number), state.record.encode());
         state.sequence = self.meta.append(batch)?;

@@ -357,7 +357,8 @@ impl Runner {
         if self.agree(found, next, renamed.map(|_| ()))?.is_some() && replaced != Some(moved) {
             self.touch(&[directory, to.0, moved]);
             self.effect.touched.extend(replaced);
-            self.effect.event = (replaced.is_some() && !matches!(mode(), RenameMode::Exchange)).then_some(Event::Replaced { node: moved });
+            self.effect.event =
+                (replaced.is_some() && !matches!(mode(), RenameMode::Exchange)).then_some(Event::Replaced { node: moved });
         }
         Ok(())
     }
@@ -441,7 +442,10 @@ impl Runner {
             if found != expected {
                 return Err(format!("inode {id}: mode, owner, mtime {expected:?} expected, {found:?} answered"));
             }
-            self.touch(&[id]);
+            // Without any field it is only a question.
+            if change != SetAttributes::default() {
+                self.touch(&[id]);
+            }
         }
         Ok(())
     }

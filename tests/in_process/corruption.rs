@@ -12,6 +12,7 @@ use crate::simulated_disk::{Images, Random, SimulatedPower, Survivors, seed_from
 use crate::tree::{Walk, read_bytes};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use sumfs::disk::label;
 use sumfs::error::Error;
 use sumfs::fs::{Caller, FallocateMode, Filesystem, Options, ReadFlags, RenameMode, SetAttributes, WriteFlags};
 use sumfs::lock::Wait;
@@ -236,9 +237,9 @@ fn read_tree(fs: &Filesystem, model: &Model) -> Result<Model, String> {
 }
 
 /// Damages one byte of each of the places in turn; everything must read right, and be whole again after a mount. How many
-/// were noticed by the check before the mount.
-fn assert_healed(images: &Images, model: &Model, port: &str, places: &[u64]) -> u64 {
-    let mut noticed = 0;
+/// were noticed by the check before the mount, and how many index pages the mounts healed.
+fn assert_healed(images: &Images, model: &Model, port: &str, places: &[u64]) -> (u64, u64) {
+    let (mut noticed, mut healed_pages) = (0, 0);
     for place in places {
         let at = format!("byte {place} of {port}");
         let (power, store) = reopened(images);
@@ -247,15 +248,18 @@ fn assert_healed(images: &Images, model: &Model, port: &str, places: &[u64]) -> 
         let worst = before.issues.iter().map(|issue| issue.severity()).max().unwrap_or(Severity::Harmless);
         assert_eq!(worst, Severity::Harmless, "{at}: {:?}", before.issues);
         noticed += u64::from(before.healed > 0 || !before.issues.is_empty());
+        // As opening a store's directory does.
+        label::read(&*store.disks.devices[0], true).unwrap_or_else(|error| panic!("{at}: {error}"));
         let fs = open(&store).unwrap_or_else(|error| panic!("{at}: {error}"));
         assert_eq!(fs.read_only_reason(), None, "{at}");
         let found = read_tree(&fs, model).unwrap_or_else(|error| panic!("{at}: {error}"));
         assert_eq!(model.differences(&found, true), Vec::<String>::new(), "{at}");
         fs.shutdown().unwrap_or_else(|error| panic!("{at}: {error}"));
+        healed_pages += fs.status()["metadata"]["index_healed_pages"].as_u64().expect("a counter of healed pages");
         let after = report(&store);
         assert_eq!(after.issues, [], "{at}: after a mount");
     }
-    noticed
+    (noticed, healed_pages)
 }
 
 /// A byte in each block of the port that is not all zeros, or in a sample of them.
@@ -281,9 +285,9 @@ fn a_damaged_index_page_is_healed_from_its_copy() {
     for is_closed in [true, false] {
         let (images, model) = varied_store(is_closed, seed);
         let places = places_in_use(&images, "index", &mut random);
-        let noticed = assert_healed(&images, &model, "index", &places);
-        println!("index, closed {is_closed}: {} blocks damaged, {noticed} noticed and healed", places.len());
-        assert!(noticed > 0);
+        let (noticed, healed_pages) = assert_healed(&images, &model, "index", &places);
+        println!("index, closed {is_closed}: {} blocks damaged, {noticed} noticed, {healed_pages} pages healed", places.len());
+        assert!(noticed > 0 && healed_pages > 0);
     }
 }
 
@@ -292,8 +296,8 @@ fn a_damaged_journal_record_is_healed_from_its_copy() {
     let seed = seed_from_environment(6);
     let (images, model) = varied_store(false, seed);
     let places = places_in_use(&images, "journal", &mut Random::new(seed));
-    let noticed = assert_healed(&images, &model, "journal", &places);
-    println!("journal: {} blocks damaged, {noticed} noticed and healed", places.len());
+    let (noticed, _) = assert_healed(&images, &model, "journal", &places);
+    println!("journal: {} blocks damaged, {noticed} noticed", places.len());
     assert!(noticed > 0);
 }
 
@@ -304,12 +308,12 @@ fn a_damaged_superblock_or_label_is_healed_from_its_copy() {
         let mut random = Random::new(7);
         let superblocks = places_in_use(&images, "superblock", &mut random);
         assert_eq!(superblocks.len(), 2);
-        assert_eq!(assert_healed(&images, &model, "superblock", &superblocks), 2);
+        assert_eq!(assert_healed(&images, &model, "superblock", &superblocks).0, 2);
         let device = &images["device"];
         let is_label = |index: &u64| [0, device.len() / BLOCK_SIZE - 1].contains(index);
         let labels: Vec<u64> = device.block_indexes().filter(is_label).map(|index| index * BLOCK_SIZE + 100).collect();
         assert_eq!(labels.len(), 2);
-        assert_eq!(assert_healed(&images, &model, "device", &labels), 2);
+        assert_eq!(assert_healed(&images, &model, "device", &labels).0, 2);
     }
 }
 
