@@ -40,7 +40,7 @@ pub enum Rank {
 #[cfg(debug_assertions)]
 mod held {
     use super::Rank;
-    use std::cell::RefCell;
+    use std::cell::{Cell, RefCell};
     thread_local!(static RANKS: RefCell<Vec<Rank>> = const { RefCell::new(Vec::new()) });
 
     #[derive(Debug)]
@@ -75,6 +75,29 @@ mod held {
         }
     }
 
+    thread_local!(static MAY_NOT_WAIT: Cell<bool> = const { Cell::new(false) });
+
+    #[derive(Debug)]
+    pub(super) struct NoWaiting;
+
+    impl NoWaiting {
+        pub(super) fn new() -> NoWaiting {
+            MAY_NOT_WAIT.set(true);
+            NoWaiting
+        }
+    }
+
+    impl Drop for NoWaiting {
+        fn drop(&mut self) {
+            MAY_NOT_WAIT.set(false);
+        }
+    }
+
+    /// Panics in an operation with `Wait::Never`.
+    pub(super) fn assert_waiting_allowed(what: &str) {
+        assert!(!MAY_NOT_WAIT.get(), "{what} in an operation that must not wait");
+    }
+
     /// Panics when the thread holds a lock of the given rank or a later one.
     pub(super) fn assert_below(rank: Rank, what: &str) {
         RANKS.with_borrow(|ranks| {
@@ -96,12 +119,33 @@ mod held {
             Token
         }
     }
+    #[derive(Debug)]
+    pub(super) struct NoWaiting;
+    impl NoWaiting {
+        pub(super) fn new() -> NoWaiting {
+            NoWaiting
+        }
+    }
     pub(super) fn assert_below(_: Rank, _: &str) {}
+    pub(super) fn assert_waiting_allowed(_: &str) {}
 }
 
-/// Debug builds: assert that this thread may now wait or do I/O (it holds nothing from Segments up).
+/// Debug builds: assert that this thread may now wait or do I/O (it holds nothing from Segments up, and does nothing with
+/// `Wait::Never`).
 pub fn assert_may_wait(what: &str) {
     held::assert_below(Rank::Segments, what);
+    held::assert_waiting_allowed(what);
+}
+
+/// While this lives, waiting and I/O on this thread are a fault that debug builds assert.
+#[derive(Debug)]
+pub struct NoWaiting(#[allow(dead_code)] held::NoWaiting);
+
+impl NoWaiting {
+    /// For the time of an operation with `wait`; nothing for `Wait::Allowed`.
+    pub fn during(wait: Wait) -> Option<NoWaiting> {
+        (wait == Wait::Never).then(|| NoWaiting(held::NoWaiting::new()))
+    }
 }
 
 /// Marks a rank as held without a lock of this module (range locks).

@@ -12,12 +12,17 @@ pub mod writeback;
 pub use file::CachedFile;
 pub use read::ReadData;
 
+use crate::error::Result;
 use crate::extent::Extents;
 use crate::stats::Stats;
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// How often those who wait for writeback look whether it failed for good.
+const LATCH_LOOK: Duration = Duration::from_millis(100);
 
 /// The cache of all files.
 #[derive(Debug)]
@@ -74,12 +79,14 @@ impl Cache {
         (self.budget_bytes / 8).min(16 << 20)
     }
 
-    /// Waits until writers may go on.
-    pub fn wait_below_dirty_limit(&self) {
+    /// Waits until writers may go on; an error when a fault means that they never may.
+    pub fn wait_below_dirty_limit(&self) -> Result<()> {
         let mut guard = self.dirty_lock.lock();
         while self.dirty_bytes() > self.dirty_bytes_max() {
-            self.dirty_fell.wait(&mut guard);
+            self.extents.meta.latch().check()?;
+            self.dirty_fell.wait_for(&mut guard, LATCH_LOOK);
         }
+        Ok(())
     }
 
     fn dirty_fell_by(&self, bytes: u64) {

@@ -62,7 +62,9 @@ fn serve(plan: &Plan, usable: &Cell<bool>) -> std::result::Result<(), Failure> {
     let filesystem = Filesystem::open(store.disks().clone(), options).or_code(CODE_FAILED)?;
     let mut control = start_control(plan, &store, description, &filesystem);
 
-    let options = SessionOptions { host_is_direct: store.disks().bypass_host_cache(), ..session_options(plan) };
+    let mut options = SessionOptions { host_is_direct: store.disks().bypass_host_cache(), ..session_options(plan) };
+    options.read_only |= filesystem.read_only_reason().is_some();
+    remount_when_latched(plan, &filesystem);
     let served = session::serve(Arc::clone(&filesystem), &plan.mountpoint, &options, || {
         usable.set(true);
         announce(plan);
@@ -80,6 +82,23 @@ fn serve(plan: &Plan, usable: &Cell<bool>) -> std::result::Result<(), Failure> {
         tracing::error!("closing {}: {error}", plan.store.display());
     }
     served.and(closed).or_code(CODE_FAILED)
+}
+
+/// A store that a fault makes read-only shows it in its mount (D7). On a thread of its own: remounting makes the kernel write
+/// back first, which needs the threads that answer it.
+fn remount_when_latched(plan: &Plan, filesystem: &Filesystem) {
+    let mountpoint = plan.mountpoint.clone();
+    filesystem.set_latch_hook(Box::new(move |_| {
+        let mountpoint = mountpoint.clone();
+        let remount = move || {
+            if let Err(error) = sys::remount_read_only(&mountpoint) {
+                tracing::warn!("remounting {} read-only: {error}", mountpoint.display());
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("remount".into()).spawn(remount) {
+            tracing::warn!("no thread to remount with: {error}");
+        }
+    }));
 }
 
 fn session_options(plan: &Plan) -> SessionOptions {

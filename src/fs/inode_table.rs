@@ -6,6 +6,7 @@ use super::inode::Inode;
 use crate::cache::CachedFile;
 use crate::error::{Error, Result};
 use crate::extent::FileExtents;
+use crate::lock::assert_may_wait;
 use crate::meta::records::{FileKind, InodeRecord};
 use crate::meta::{Metadata, schema};
 use crate::units::InodeNumber;
@@ -51,6 +52,7 @@ impl InodeTable {
         if let Some(inode) = shard.cached.get(&number) {
             return Ok(inode.clone());
         }
+        assert_may_wait("loading an inode");
         let record = meta.get(&schema::inode(number))?.ok_or(Error::Stale)?;
         let record = InodeRecord::decode(&record)?;
         let file = (record.kind() == FileKind::Regular)
@@ -59,6 +61,11 @@ impl InodeTable {
         shard.cached.put(number, inode.clone());
         shard.trim();
         Ok(inode)
+    }
+
+    /// The inode if it is in memory and nobody is loading one beside it.
+    pub fn try_get(&self, number: InodeNumber) -> Option<Arc<Inode>> {
+        self.shard(number).try_lock()?.cached.get(&number).cloned()
     }
 
     /// Enters a new inode.

@@ -27,9 +27,9 @@ pub use types::*;
 use crate::cache::Cache;
 use crate::disk::Disk;
 use crate::disk::superblock::Superblock;
-use crate::error::{Error, Result};
+use crate::error::{Error, Reason, Result};
 use crate::extent::Extents;
-use crate::lock::RankedMutex;
+use crate::lock::{RankedMutex, Wait};
 use crate::meta::{Metadata, Pressure};
 use crate::space::Space;
 use crate::stats::Stats;
@@ -105,6 +105,14 @@ impl Filesystem {
 
     fn inode(&self, number: InodeNumber) -> Result<Arc<Inode>> {
         self.table.get(number, &self.meta)
+    }
+
+    /// The inode for a data operation: with `Wait::Never` only when it is in memory.
+    fn inode_for_data(&self, number: InodeNumber, wait: Wait) -> Result<Arc<Inode>> {
+        match wait {
+            Wait::Never => self.table.try_get(number).ok_or(Error::WouldBlock(Reason::InodeNotCached)),
+            Wait::Allowed => self.inode(number),
+        }
     }
 
     /// Before an operation that changes metadata takes its first lock.

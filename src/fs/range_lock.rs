@@ -1,7 +1,7 @@
 //! Range locks of a file (rank Content): reads that load share a range, writes and everything that changes the map have it alone.
 //! Held across device I/O and while waiting for ordered extents; nothing that finishes an ordered extent needs one.
 
-use crate::lock::{Rank, RankToken};
+use crate::lock::{Rank, RankToken, assert_may_wait};
 use parking_lot::{Condvar, Mutex};
 use std::ops::Range;
 
@@ -56,6 +56,7 @@ impl RangeLock {
 
     /// Takes the range, waiting.
     pub fn lock(&self, range: Range<u64>, is_shared: bool) -> RangeGuard<'_> {
+        assert_may_wait("locking a range");
         let token = RankToken::new(Rank::Content);
         let mut state = self.state.lock();
         let number = loop {

@@ -4,7 +4,7 @@ use super::types::ReadFlags;
 use super::{Filesystem, ReadData};
 use crate::error::{Error, Reason, Result};
 use crate::extent::load::whole_blocks;
-use crate::lock::Wait;
+use crate::lock::{NoWaiting, Wait};
 use crate::units::InodeNumber;
 
 /// Most damaged blocks that are remembered as reported.
@@ -16,7 +16,8 @@ impl Filesystem {
         if wait == Wait::Never && !self.options.nowait {
             return Err(Error::WouldBlock(Reason::Disabled));
         }
-        let inode = self.inode(inode)?;
+        let _no_waiting = NoWaiting::during(wait);
+        let inode = self.inode_for_data(inode, wait)?;
         let file = inode.regular()?;
         let cut = || offset..offset.saturating_add(size as u64).min(file.size()).max(offset);
         let data = match wait {

@@ -79,11 +79,14 @@ impl Filesystem {
             Some(entry) => Some((entry, self.inode(entry.inode)?)),
             None => None,
         };
+        if replaced.is_some() {
+            // The data acknowledged before a rename over an existing file goes with it (D8). Before the append: the commit that
+            // takes the rename along must find the inode in its list.
+            self.flush_with_commit(&moved);
+        }
         self.move_entry(&from, &to, source, &moved, replaced.as_ref())?;
         drop(names);
         if let Some((_, inode)) = &replaced {
-            // The data acknowledged before a rename over an existing file goes with it (D8).
-            self.flush_with_commit(&moved);
             self.reap_if_unused(inode);
         }
         Ok(())

@@ -8,7 +8,7 @@ use super::types::{Caller, WriteFlags};
 use crate::clock::now;
 use crate::error::{Error, Reason, Result};
 use crate::extent::load::whole_blocks;
-use crate::lock::Wait;
+use crate::lock::{NoWaiting, Wait};
 use crate::meta::Pressure;
 use crate::units::{BLOCK_SIZE, FILE_SIZE_MAX, InodeNumber};
 use std::sync::Arc;
@@ -33,7 +33,8 @@ impl Filesystem {
         self.meta.latch().check()?;
         let end = offset.checked_add(data.len() as u64).filter(|end| *end <= FILE_SIZE_MAX).ok_or(Error::FileTooLarge)?;
         self.may_begin_write(flags, wait)?;
-        let inode = self.inode(inode)?;
+        let no_waiting = NoWaiting::during(wait);
+        let inode = self.inode_for_data(inode, wait)?;
         inode.regular()?;
         if data.is_empty() {
             return Ok(0);
@@ -47,6 +48,7 @@ impl Filesystem {
             Wait::Allowed => self.write_waiting(&inode, offset, data, flags)?,
         }
         self.note_written(&inode, flags);
+        drop(no_waiting);
         if flags.sync {
             self.write_back(&inode, offset..end)?;
             self.commit_now()?;
@@ -147,8 +149,7 @@ impl Filesystem {
     fn relieve_dirty(&self) -> Result<()> {
         if self.options.background {
             self.signals.writeback.wake();
-            self.cache.wait_below_dirty_limit();
-            return Ok(());
+            return self.cache.wait_below_dirty_limit();
         }
         self.write_back_listed()
     }
@@ -172,8 +173,8 @@ impl Filesystem {
         }
     }
 
-    /// True once after a truncate to nothing.
+    /// Is there data to go with the next commit because the file was truncated to nothing before? True once.
     pub(super) fn take_replaced(inode: &Inode) -> bool {
-        inode.is_replaced.swap(false, Ordering::AcqRel)
+        inode.file.as_ref().is_some_and(|file| file.is_busy()) && inode.is_replaced.swap(false, Ordering::AcqRel)
     }
 }

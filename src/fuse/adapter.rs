@@ -273,7 +273,10 @@ impl fuser::Filesystem for Adapter {
     ) {
         self.handle(Operation::Read, || {
             let read = Read { inode: inode(node), offset, size: size as usize, flags: read_flags(flags) };
-            self.dispatcher.read(read, reply);
+            self.dispatcher.read(read, |result| match result {
+                Ok(data) => reply.data(data.as_slice()),
+                Err(error) => reply.error(errno(&error)),
+            });
         });
     }
 
@@ -291,16 +294,20 @@ impl fuser::Filesystem for Adapter {
     ) {
         self.handle(Operation::Write, || {
             let write = Write { caller: caller(request), inode: inode(node), offset, flags: write_flags(write, flags) };
-            self.dispatcher.write(write, data, reply);
+            self.dispatcher.write(write, data, |result| match result {
+                // A request carries 1 MiB at most.
+                Ok(bytes) => reply.written(u32::try_from(bytes).unwrap_or(u32::MAX)),
+                Err(error) => reply.error(errno(&error)),
+            });
         });
     }
 
     fn fsync(&self, _request: &Request, node: INodeNo, _handle: FileHandle, data_only: bool, reply: ReplyEmpty) {
-        self.handle(Operation::Fsync, || self.dispatcher.fsync(inode(node), data_only, reply));
+        self.handle(Operation::Fsync, || self.dispatcher.fsync(inode(node), data_only, |result| answer_empty(result, reply)));
     }
 
     fn fsyncdir(&self, _request: &Request, node: INodeNo, _handle: FileHandle, data_only: bool, reply: ReplyEmpty) {
-        self.handle(Operation::Fsync, || self.dispatcher.fsync(inode(node), data_only, reply));
+        self.handle(Operation::Fsync, || self.dispatcher.fsync(inode(node), data_only, |result| answer_empty(result, reply)));
     }
 
     fn readdir(&self, _request: &Request, node: INodeNo, _handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {

@@ -2,19 +2,18 @@
 //! file system refuses (the reason is counted), the same operation runs with `Wait::Allowed`: on this thread if another reading
 //! thread is idle in read(2), so that requests are still taken, else on the worker pool with one copy of the payload. FSYNC,
 //! which has no cheap try, follows the same rule. Everything else runs on the reading thread: a hop costs as much as the work.
+//! What `done` owns (a reply) is dropped unanswered when the operation panics.
 //!
 //! At least one reading thread never waits for a device: a thread counts as busy before it asks whether another is idle, so of
 //! any number that ask at once the last sees nobody idle.
 
-use super::translate::errno;
 use crate::disk::buffer::AlignedBuffer;
 use crate::error::{Error, Reason, Result};
-use crate::fs::{Caller, Filesystem, ReadFlags, WriteFlags};
+use crate::fs::{Caller, Filesystem, ReadData, ReadFlags, WriteFlags};
 use crate::lock::Wait;
 use crate::pool::{OnPanic, Pool};
 use crate::stats::{Operation, Stats};
 use crate::units::InodeNumber;
-use fuser::{ReplyData, ReplyEmpty, ReplyWrite};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::Instant;
@@ -115,30 +114,28 @@ impl Dispatcher {
         self.threads.enter()
     }
 
-    /// Reads and answers, now or later.
-    pub fn read(&self, read: Read, reply: ReplyData) {
+    /// Reads and calls `done`, now or later.
+    pub fn read(&self, read: Read, done: impl FnOnce(Result<ReadData>) + Send + 'static) {
         let Context { fs, stats } = &self.context;
         let reason = match self.nowait.then(|| fs.read(read.inode, read.offset, read.size, read.flags, Wait::Never)) {
             None => Reason::Disabled,
             Some(Err(Error::WouldBlock(reason))) => reason,
-            Some(Err(error)) => return reply.error(errno(&error)),
-            Some(Ok(data)) => {
-                stats.fast_reads.fetch_add(1, Relaxed);
-                stats.bytes_read.fetch_add(data.as_slice().len() as u64, Relaxed);
-                return reply.data(data.as_slice());
+            Some(result) => {
+                stats.fast_reads.fetch_add(u64::from(result.is_ok()), Relaxed);
+                return self.context.finish_read(result, done);
             }
         };
         let refused = Instant::now();
         if self.may_wait_here(Some(reason)) {
-            self.context.read(read, refused, reply);
+            self.context.read(read, refused, done);
         } else {
             let context = self.context.clone();
-            self.hand_over(0, || (), move |()| context.read(read, refused, reply));
+            self.hand_over(0, || (), move |()| context.read(read, refused, done));
         }
     }
 
-    /// Writes and answers, now or later. `data` is borrowed from the thread's request buffer.
-    pub fn write(&self, write: Write, data: &[u8], reply: ReplyWrite) {
+    /// Writes and calls `done`, now or later. `data` is borrowed from the thread's request buffer.
+    pub fn write(&self, write: Write, data: &[u8], done: impl FnOnce(Result<usize>) + Send + 'static) {
         let Context { fs, stats } = &self.context;
         let try_it = || fs.write(&write.caller, write.inode, write.offset, data, write.flags, Wait::Never);
         let reason = match self.nowait.then(try_it) {
@@ -146,27 +143,27 @@ impl Dispatcher {
             Some(Err(Error::WouldBlock(reason))) => reason,
             Some(result) => {
                 stats.fast_writes.fetch_add(u64::from(result.is_ok()), Relaxed);
-                return self.context.wrote(result, reply);
+                return self.context.finish_write(result, done);
             }
         };
         let refused = Instant::now();
         if self.may_wait_here(Some(reason)) {
-            self.context.write(&write, data, refused, reply);
+            self.context.write(&write, data, refused, done);
         } else {
             let context = self.context.clone();
             let copy = || AlignedBuffer::copy_of(data);
-            self.hand_over(data.len(), copy, move |data| context.write(&write, &data, refused, reply));
+            self.hand_over(data.len(), copy, move |data| context.write(&write, &data, refused, done));
         }
     }
 
-    /// Makes a file or directory durable and answers from whatever thread that ends on.
-    pub fn fsync(&self, inode: InodeNumber, data_only: bool, reply: ReplyEmpty) {
+    /// Makes a file or directory durable and calls `done` on whatever thread that ends on.
+    pub fn fsync(&self, inode: InodeNumber, data_only: bool, done: impl FnOnce(Result<()>) + Send + 'static) {
         let asked = Instant::now();
         if self.may_wait_here(None) {
-            self.context.fsync(inode, data_only, asked, reply);
+            self.context.fsync(inode, data_only, asked, done);
         } else {
             let context = self.context.clone();
-            self.hand_over(0, || (), move |()| context.fsync(inode, data_only, asked, reply));
+            self.hand_over(0, || (), move |()| context.fsync(inode, data_only, asked, done));
         }
     }
 
@@ -202,43 +199,38 @@ impl Dispatcher {
 }
 
 impl Context {
-    fn read(&self, read: Read, refused: Instant, reply: ReplyData) {
-        match self.fs.read(read.inode, read.offset, read.size, read.flags, Wait::Allowed) {
-            Ok(data) => {
-                self.stats.bytes_read.fetch_add(data.as_slice().len() as u64, Relaxed);
-                reply.data(data.as_slice());
-            }
-            Err(error) => reply.error(errno(&error)),
-        }
+    fn read(&self, read: Read, refused: Instant, done: impl FnOnce(Result<ReadData>)) {
+        self.finish_read(self.fs.read(read.inode, read.offset, read.size, read.flags, Wait::Allowed), done);
         self.stats.slow_read_latency.record(refused.elapsed());
     }
 
-    fn write(&self, write: &Write, data: &[u8], refused: Instant, reply: ReplyWrite) {
-        self.wrote(self.fs.write(&write.caller, write.inode, write.offset, data, write.flags, Wait::Allowed), reply);
+    fn finish_read(&self, result: Result<ReadData>, done: impl FnOnce(Result<ReadData>)) {
+        if let Ok(data) = &result {
+            self.stats.bytes_read.fetch_add(data.as_slice().len() as u64, Relaxed);
+        }
+        done(result);
+    }
+
+    fn write(&self, write: &Write, data: &[u8], refused: Instant, done: impl FnOnce(Result<usize>)) {
+        let result = self.fs.write(&write.caller, write.inode, write.offset, data, write.flags, Wait::Allowed);
+        self.finish_write(result, done);
         self.stats.slow_write_latency.record(refused.elapsed());
     }
 
-    fn wrote(&self, result: Result<usize>, reply: ReplyWrite) {
-        match result {
-            Ok(bytes) => {
-                self.stats.bytes_written.fetch_add(bytes as u64, Relaxed);
-                // A request carries 1 MiB at most.
-                reply.written(u32::try_from(bytes).unwrap_or(u32::MAX));
-            }
-            Err(error) => reply.error(errno(&error)),
+    fn finish_write(&self, result: Result<usize>, done: impl FnOnce(Result<usize>)) {
+        if let Ok(bytes) = &result {
+            self.stats.bytes_written.fetch_add(*bytes as u64, Relaxed);
         }
+        done(result);
     }
 
-    fn fsync(&self, inode: InodeNumber, data_only: bool, asked: Instant, reply: ReplyEmpty) {
+    fn fsync(&self, inode: InodeNumber, data_only: bool, asked: Instant, done: impl FnOnce(Result<()>) + Send + 'static) {
         let stats = self.stats.clone();
-        let done = move |result: Result<()>| {
-            match result {
-                Ok(()) => reply.ok(),
-                Err(error) => reply.error(errno(&error)),
-            }
+        let answered = move |result: Result<()>| {
+            done(result);
             stats.fsync_latency.record(asked.elapsed());
         };
-        self.fs.fsync(inode, data_only, Box::new(done));
+        self.fs.fsync(inode, data_only, Box::new(answered));
     }
 
     fn panicked(&self, place: &str, message: &str) {

@@ -413,7 +413,8 @@ mod tests {
                     let durable = check(&backend, &trees);
                     trees = commit_until_cut(&backend, durable, &mut random);
                 }
-                let (len, image) = (disk.0.lock().len, disk.0.lock().image(&mut random));
+                let len = disk.0.lock().len;
+                let image = disk.0.lock().image(&mut random);
                 disk = Arc::new(CutDisk(Mutex::new(Cut { len, durable: image.clone(), now: image, ..Cut::default() })));
                 let reader = Backend::open(disk.clone(), false, limits).unwrap();
                 check(&BackendHandle(reader), &trees);

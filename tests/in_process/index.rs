@@ -1,9 +1,10 @@
 //! The index implementations against a sorted map, power cuts and damaged blocks.
 //!
-//! The power cuts use a disk of their own: between two flushes every 4 KiB block may afterwards hold any version that was written,
-//! and the file any length it had. `SEED=n` repeats one run, `SEEDS=n` makes that many.
+//! `SEED=n` repeats one run, `SEEDS=n` makes that many.
 
-use parking_lot::Mutex;
+mod cut_disk;
+
+use cut_disk::CutDisk;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -59,155 +60,6 @@ fn for_seeds(count: u64, test: impl Fn(u64)) {
             eprintln!("failed with SEED={seed}");
             std::panic::resume_unwind(panic);
         }
-    }
-}
-
-/// Memory that loses its power.
-#[derive(Debug, Default)]
-struct CutDisk(Mutex<CutState>);
-
-#[derive(Debug, Default)]
-struct CutState {
-    now: Vec<u8>,
-    durable: Vec<u8>,
-    /// Versions of each block since the last flush.
-    versions: HashMap<usize, Vec<Box<[u8]>>>,
-    lengths: Vec<usize>,
-    changes: u64,
-    /// How many writes and flushes until the power is gone.
-    left: Option<u64>,
-    full: bool,
-}
-
-impl CutState {
-    fn change(&mut self) -> Result<()> {
-        self.changes += 1;
-        match &mut self.left {
-            Some(0) => return Err(Error::io("using a disk without power", std::io::ErrorKind::BrokenPipe.into())),
-            Some(left) => *left -= 1,
-            None => {}
-        }
-        Ok(())
-    }
-}
-
-impl CutDisk {
-    fn with(image: Vec<u8>) -> Arc<CutDisk> {
-        let state = CutState { durable: image.clone(), now: image, ..CutState::default() };
-        Arc::new(CutDisk(Mutex::new(state)))
-    }
-
-    fn image(&self) -> Vec<u8> {
-        self.0.lock().now.clone()
-    }
-
-    fn changes(&self) -> u64 {
-        self.0.lock().changes
-    }
-
-    fn cut_after(&self, changes: u64) {
-        self.0.lock().left = Some(changes);
-    }
-
-    fn is_off(&self) -> bool {
-        self.0.lock().left == Some(0)
-    }
-
-    /// One of the images that a power cut now can leave. `torn`: of some blocks only some sectors were written.
-    fn after_cut(&self, random: &mut Random, torn: bool) -> Vec<u8> {
-        let state = self.0.lock();
-        let mut image = state.durable.clone();
-        let lengths = state.lengths.len();
-        let len = if lengths == 0 { image.len() } else { state.lengths[random.below(lengths)] };
-        let style = random.below(4);
-        let mut blocks: Vec<_> = state.versions.iter().collect();
-        blocks.sort_by_key(|(block, _)| **block);
-        for (block, versions) in blocks {
-            let survives = match style {
-                0 => false,
-                1 => true,
-                _ => random.one_in(2),
-            };
-            if survives {
-                let version = if style == 1 { versions.len() - 1 } else { random.below(versions.len()) };
-                let end = (block + 1) * BLOCK;
-                image.resize(image.len().max(end), 0);
-                for at in (0..BLOCK).step_by(512) {
-                    if !torn || !random.one_in(4) {
-                        image[end - BLOCK + at..end - BLOCK + at + 512].copy_from_slice(&versions[version][at..at + 512]);
-                    }
-                }
-            }
-        }
-        image.resize(len.max(state.durable.len().min(len)), 0);
-        image
-    }
-}
-
-impl Disk for CutDisk {
-    fn name(&self) -> &str {
-        "cut disk"
-    }
-
-    fn len(&self) -> Result<u64> {
-        Ok(self.0.lock().now.len() as u64)
-    }
-
-    fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
-        let state = self.0.lock();
-        let from = state.now.get(offset as usize..offset as usize + into.len());
-        let from = from.ok_or_else(|| Error::io("reading past the end", std::io::ErrorKind::UnexpectedEof.into()))?;
-        into.copy_from_slice(from);
-        Ok(())
-    }
-
-    fn write_at(&self, offset: u64, from: &[u8]) -> Result<()> {
-        assert!(offset.is_multiple_of(BLOCK as u64) && from.len().is_multiple_of(BLOCK), "not whole blocks");
-        let state = &mut *self.0.lock();
-        for (at, block) in from.chunks_exact(BLOCK).enumerate() {
-            state.change()?;
-            let start = offset as usize + at * BLOCK;
-            let Some(target) = state.now.get_mut(start..start + BLOCK) else {
-                return Err(Error::io("writing past the end", std::io::ErrorKind::UnexpectedEof.into()));
-            };
-            target.copy_from_slice(block);
-            state.versions.entry(start / BLOCK).or_default().push(block.into());
-        }
-        Ok(())
-    }
-
-    fn flush(&self) -> Result<()> {
-        let state = &mut *self.0.lock();
-        state.change()?;
-        let (durable, now) = (&mut state.durable, &state.now);
-        durable.resize(now.len(), 0);
-        for (block, _) in state.versions.drain() {
-            if let Some(bytes) = now.get(block * BLOCK..(block + 1) * BLOCK) {
-                durable[block * BLOCK..(block + 1) * BLOCK].copy_from_slice(bytes);
-            }
-        }
-        state.lengths.clear();
-        Ok(())
-    }
-
-    fn set_len(&self, len: u64) -> Result<()> {
-        let state = &mut *self.0.lock();
-        state.change()?;
-        if state.lengths.is_empty() {
-            let before = state.now.len();
-            state.lengths.push(before);
-        }
-        state.lengths.push(len as usize);
-        state.now.resize(len as usize, 0);
-        Ok(())
-    }
-
-    fn allocate(&self, _offset: u64, _len: u64) -> Result<()> {
-        if self.0.lock().full { Err(Error::NoSpace) } else { Ok(()) }
-    }
-
-    fn discard(&self, _offset: u64, _len: u64) -> Result<()> {
-        Ok(())
     }
 }
 
@@ -560,7 +412,7 @@ fn growth_within_reserved_space_needs_nothing_from_a_full_host() {
     index.reserve_ahead(40 << 20).unwrap();
     let ahead = index.space_ahead_bytes();
     assert!(ahead >= 40 << 20);
-    disk.0.lock().full = true;
+    disk.set_full(true);
     assert!(matches!(index.reserve_ahead(80 << 20), Err(Error::NoSpace)));
     assert_eq!(index.space_ahead_bytes(), ahead, "a refused reservation changes nothing");
     for round in 0..5u8 {
@@ -570,7 +422,7 @@ fn growth_within_reserved_space_needs_nothing_from_a_full_host() {
     assert!(index.space_ahead_bytes() < ahead);
     assert_eq!(contents(&*index.snapshot().unwrap()).unwrap().len(), 10_000);
     // What it gives up is there for the next growth.
-    disk.0.lock().full = false;
+    disk.set_full(false);
     index.apply(&mut std::iter::empty(), true).unwrap();
     assert_eq!(index.verify().unwrap(), 0);
 }
@@ -581,11 +433,11 @@ fn without_space_the_error_names_the_cause_until_the_index_is_opened_again() {
     let index = RedbIndex::create_with(disk.clone(), &options(256 << 10, 4096)).unwrap();
     let records: Model = (0..4000u32).map(|at| (at.to_be_bytes().to_vec(), vec![7; 3000])).collect();
     let apply = |index: &RedbIndex| index.apply(&mut records.iter().map(|(key, value)| (&key[..], Some(&value[..]))), true);
-    disk.0.lock().full = true;
+    disk.set_full(true);
     let first = apply(&index).unwrap_err();
     let second = apply(&index).unwrap_err();
     assert!(matches!((&first, &second), (Error::NoSpace, Error::NoSpace)), "{first}; {second}");
-    disk.0.lock().full = false;
+    disk.set_full(false);
     drop(index);
     let index = RedbIndex::open(disk, 1 << 20, false).unwrap();
     assert_same(&contents(&*index.snapshot().unwrap()).unwrap(), &Model::new(), "nothing was made durable");

@@ -17,7 +17,9 @@ mod tree;
 
 mod corruption;
 mod crash;
+mod index;
 mod issues;
 mod model;
+mod nowait;
 mod semantics;
 mod tidy;
