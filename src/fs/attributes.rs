@@ -64,6 +64,9 @@ impl Filesystem {
         if only_times {
             self.list(&inode);
         }
+        if change.size.is_some() || change.uid.is_some() || change.gid.is_some() {
+            self.drop_capability(&inode)?;
+        }
         Ok(inode.attributes())
     }
 

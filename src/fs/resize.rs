@@ -159,6 +159,7 @@ impl Filesystem {
                 }
             }
         }
+        self.drop_capability(&inode)?;
         let mut state = inode.state.lock();
         let time = now();
         state.record.modified = time;
@@ -234,7 +235,11 @@ impl Filesystem {
             };
             file.wait_in_flight(begin..end);
             self.cache.discard(file, begin..end);
-            self.change_map(inode, file, begin..end, Mark::Keep, |map| map.remove(begin, end))?;
+            self.change_map(inode, file, begin..end, Mark::Keep, |map| {
+                // Dirty data that made the file longer may have been in the way: its length stays.
+                map.set_size(map.size().max(size.min(end)));
+                map.remove(begin, end)
+            })?;
             self.relieve_inside()?;
             end = begin;
         }

@@ -48,6 +48,7 @@ impl Filesystem {
             Wait::Allowed => self.write_waiting(&inode, offset, data, flags)?,
         }
         self.note_written(&inode, flags);
+        self.drop_capability(&inode)?;
         drop(no_waiting);
         if flags.sync {
             self.write_back(&inode, offset..end)?;

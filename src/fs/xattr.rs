@@ -1,7 +1,7 @@
 //! Extended attributes: one record each, 64 KiB at most. The inode's flag says whether there are any, so that the common question
 //! for one that has none costs no lookup.
 
-use super::inode::InodeState;
+use super::inode::{Inode, InodeState};
 use super::types::{Caller, XattrMode};
 use super::{Filesystem, NAME_BYTES_MAX};
 use crate::clock::now;
@@ -12,6 +12,8 @@ use crate::units::InodeNumber;
 
 /// Longest value in bytes, and longest list of names.
 const VALUE_BYTES_MAX: usize = 64 << 10;
+
+const CAPABILITY: &[u8] = b"security.capability";
 
 fn check_name(name: &[u8]) -> Result<()> {
     if name.is_empty() || name.len() > NAME_BYTES_MAX {
@@ -95,6 +97,17 @@ impl Filesystem {
         }
         state.record.changed = now();
         self.append_states(batch, [(inode.number, &mut state)])
+    }
+
+    /// A file whose contents or owner change loses its capabilities, whoever changes them.
+    pub(super) fn drop_capability(&self, inode: &Inode) -> Result<()> {
+        if !has_any(&inode.state.lock()) {
+            return Ok(());
+        }
+        match self.removexattr(&Caller::ROOT, inode.number, CAPABILITY) {
+            Err(Error::NoXattr) => Ok(()),
+            result => result,
+        }
     }
 
     fn names_bytes(&self, inode: InodeNumber) -> Result<usize> {

@@ -244,7 +244,7 @@ impl Possible {
 
     fn allows(&self, found: &FileBytes) -> Result<(), String> {
         let size = found.size();
-        let is_on_the_way = self.sizes.contains(&size) || size % BLOCK_SIZE == 0 || size == self.size_low;
+        let is_on_the_way = self.sizes.contains(&size) || size.is_multiple_of(BLOCK_SIZE) || size == self.size_low;
         if !(self.size_low..=self.size_high).contains(&size) || !is_on_the_way {
             return Err(format!("size {size}, expected {} to {}, one of {:?}", self.size_low, self.size_high, self.sizes));
         }

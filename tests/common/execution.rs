@@ -383,7 +383,7 @@ impl Runner {
             // Mostly directories: files only to be refused.
             let directories: Vec<_> =
                 entries.iter().filter(|entry| self.model.node(entry.2).is_some_and(Node::is_directory)).cloned().collect();
-            if entry % 8 > 0 && !directories.is_empty() {
+            if !entry.is_multiple_of(8) && !directories.is_empty() {
                 entries = directories;
             }
         }
@@ -555,7 +555,7 @@ pub fn name_of(number: u64) -> Vec<u8> {
     match number % 24 {
         long @ 0..2 => vec![b'l' + long as u8; NAME_BYTES_MAX],
         2 => "größe-名".as_bytes().to_vec(),
-        3 if number / 24 % 16 == 0 => vec![b't'; NAME_BYTES_MAX + 1],
+        3 if (number / 24).is_multiple_of(16) => vec![b't'; NAME_BYTES_MAX + 1],
         short => format!("n{short}").into_bytes(),
     }
 }

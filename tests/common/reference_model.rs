@@ -6,6 +6,11 @@
 //! clone shares all unchanged nodes: a history of states, one per operation, is cheap. Times are not modelled, except a
 //! modification time that was set explicitly and not overwritten by a later change.
 
+#[path = "file_bytes.rs"]
+mod file_bytes;
+
+pub use file_bytes::FileBytes;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use sumfs::error::Error;
@@ -37,98 +42,6 @@ impl Refused {
 
 fn refuse<T>(errors: &[Error]) -> Result<T, Refused> {
     Err(Refused(errors.to_vec()))
-}
-
-/// The contents of a file.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FileBytes {
-    size: u64,
-    blocks: BTreeMap<u64, Arc<[u8; BLOCK]>>,
-}
-
-impl FileBytes {
-    /// Length in bytes.
-    pub fn size(&self) -> u64 {
-        self.size
-    }
-
-    /// The block, unless it is all zeros. Bytes behind the end of the file are zeros.
-    pub fn block(&self, index: u64) -> Option<&Arc<[u8; BLOCK]>> {
-        self.blocks.get(&index)
-    }
-
-    /// Numbers of the blocks that are not all zeros.
-    pub fn block_indexes(&self) -> impl Iterator<Item = u64> + '_ {
-        self.blocks.keys().copied()
-    }
-
-    /// What a read gives: short at the end of the file.
-    pub fn read(&self, offset: u64, len: usize) -> Vec<u8> {
-        let len = (len as u64).min(self.size.saturating_sub(offset)) as usize;
-        let mut bytes = vec![0; len];
-        for (index, within, range) in pieces(offset, len) {
-            if let Some(block) = self.blocks.get(&index) {
-                bytes[range.clone()].copy_from_slice(&block[within..within + range.len()]);
-            }
-        }
-        bytes
-    }
-
-    /// Writes, making the file longer if need be.
-    pub fn write(&mut self, offset: u64, data: &[u8]) {
-        self.size = self.size.max(if data.is_empty() { 0 } else { offset + data.len() as u64 });
-        for (index, within, range) in pieces(offset, data.len()) {
-            self.change(index, |block| block[within..within + range.len()].copy_from_slice(&data[range.clone()]));
-        }
-    }
-
-    /// Makes `offset..end` zeros; the size stays.
-    pub fn zero(&mut self, offset: u64, end: u64) {
-        let end = end.min(self.size.next_multiple_of(BLOCK_SIZE));
-        let (first, last) = (offset / BLOCK_SIZE, end.div_ceil(BLOCK_SIZE));
-        if first >= last {
-            return;
-        }
-        let touched: Vec<u64> = self.blocks.range(first..last).map(|(index, _)| *index).collect();
-        for index in touched {
-            let from = offset.saturating_sub(index * BLOCK_SIZE).min(BLOCK_SIZE) as usize;
-            let to = end.saturating_sub(index * BLOCK_SIZE).min(BLOCK_SIZE) as usize;
-            if from < to {
-                self.change(index, |block| block[from..to].fill(0));
-            }
-        }
-    }
-
-    /// Truncates or extends.
-    pub fn set_size(&mut self, size: u64) {
-        if size < self.size {
-            self.zero(size, self.size);
-        }
-        self.size = size;
-    }
-
-    fn change(&mut self, index: u64, change: impl FnOnce(&mut [u8; BLOCK])) {
-        let block = Arc::make_mut(self.blocks.entry(index).or_insert_with(|| Arc::new([0; BLOCK])));
-        change(block);
-        if block.iter().all(|byte| *byte == 0) {
-            self.blocks.remove(&index);
-        }
-    }
-}
-
-/// A byte range cut at block borders: block number, offset in it, part of the buffer.
-pub fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
-    let mut done = 0;
-    std::iter::from_fn(move || {
-        if done == len {
-            return None;
-        }
-        let at = offset + done as u64;
-        let within = (at % BLOCK_SIZE) as usize;
-        let begin = done;
-        done = len.min(begin + BLOCK - within);
-        Some((at / BLOCK_SIZE, within, begin..done))
-    })
 }
 
 /// What a node holds beside its attributes.
@@ -563,16 +476,12 @@ fn node_differences(label: String, expected: &Node, found: &Node, with_data: boo
         all.push(format!("{label}: xattrs (name, length) {:?}, found {:?}", short(expected), short(found)));
     }
     match (&expected.content, &found.content) {
-        (Content::File(expected), Content::File(found)) => {
-            if with_data {
-                file_differences(&label, expected, found, all);
-            }
+        (Content::File(expected), Content::File(found)) if with_data => file_differences(&label, expected, found, all),
+        (Content::File(_), Content::File(_)) => {}
+        (Content::Directory { entries, .. }, Content::Directory { entries: found, .. }) if entries != found => {
+            all.push(format!("{label}: entries {}, found {}", listing(entries), listing(found)));
         }
-        (Content::Directory { entries, .. }, Content::Directory { entries: found, .. }) => {
-            if entries != found {
-                all.push(format!("{label}: entries {}, found {}", listing(entries), listing(found)));
-            }
-        }
+        (Content::Directory { .. }, Content::Directory { .. }) => {}
         (expected, found) if expected != found => all.push(format!("{label}: {expected:?}, found {found:?}")),
         _ => {}
     }
@@ -584,8 +493,8 @@ fn listing(entries: &BTreeMap<Vec<u8>, Id>) -> String {
 }
 
 fn file_differences(label: &str, expected: &FileBytes, found: &FileBytes, all: &mut Vec<String>) {
-    if expected.size != found.size {
-        all.push(format!("{label}: size {}, found {}", expected.size, found.size));
+    if expected.size() != found.size() {
+        all.push(format!("{label}: size {}, found {}", expected.size(), found.size()));
     }
     let indexes: BTreeSet<u64> = expected.block_indexes().chain(found.block_indexes()).collect();
     let differ: Vec<u64> = indexes.into_iter().filter(|index| expected.block(*index) != found.block(*index)).collect();

@@ -7,7 +7,6 @@ mod cut_disk;
 use cut_disk::CutDisk;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use sumfs::disk::Disk;
 use sumfs::error::{Error, Result};
 use sumfs::meta::index::{Change, Index, Snapshot};
@@ -211,7 +210,7 @@ fn run_until_cut(random: &mut Random, index: &RedbIndex, disk: &CutDisk, start: 
 
 #[test]
 fn after_a_power_cut_the_index_is_as_of_the_last_durable_apply() {
-    for_seeds(40, |seed| {
+    for_seeds(25, |seed| {
         let random = &mut Random(seed);
         let bounds = options([0, 128 << 10, 4 << 20][random.below(3)], [4096, 128 << 10, 32 << 20][random.below(3)]);
         let mut disk = CutDisk::with(Vec::new());

@@ -3,7 +3,11 @@
 mod cli;
 mod content;
 mod crash;
+mod damage;
+mod full;
+mod kill;
 #[path = "../common/mount.rs"]
 mod mount;
 mod names;
 mod smoke;
+mod work;

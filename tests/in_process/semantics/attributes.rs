@@ -28,10 +28,12 @@ fn age(tree: &Tree, inode: InodeNumber) {
     assert_eq!((touched(&answered), touched(&tree.attributes(inode))), (String::new(), String::new()));
 }
 
-/// A call, and the times that it sets of: the file, its directory, another directory.
-type Row = (&'static str, Box<dyn Fn(&Tree, [InodeNumber; 3])>, [&'static str; 3]);
+/// A call on a file, its directory and another directory.
+type Call = Box<dyn Fn(&Tree, [InodeNumber; 3])>;
+/// A call, and the times that it sets of the three.
+type Row = (&'static str, Call, [&'static str; 3]);
 
-fn set(change: SetAttributes) -> Box<dyn Fn(&Tree, [InodeNumber; 3])> {
+fn set(change: SetAttributes) -> Call {
     Box::new(move |tree, [file, ..]| {
         let SetAttributes { mode, uid, gid, size, .. } = change;
         tree.fs.setattr(&CALLER, file, &SetAttributes { mode, uid, gid, size, ..SetAttributes::default() }).unwrap();
@@ -79,7 +81,7 @@ fn rows_of_names() -> Vec<Row> {
 }
 
 fn rows_of_data() -> Vec<Row> {
-    let fallocate = |mode: fn() -> FallocateMode| -> Box<dyn Fn(&Tree, [InodeNumber; 3])> {
+    let fallocate = |mode: fn() -> FallocateMode| -> Call {
         Box::new(move |tree, [file, ..]| tree.fs.fallocate(&CALLER, file, 100, 9000, mode()).unwrap())
     };
     vec![

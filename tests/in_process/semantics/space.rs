@@ -1,6 +1,6 @@
 //! Space: holes, st_blocks, preallocation, what statfs promises, a full store and its recovery.
 
-use super::{CALLER, REGULAR, Tree};
+use super::{CALLER, REGULAR, Tree, no_value};
 use crate::operations::pattern;
 use sumfs::error::Error;
 use sumfs::fs::{FallocateMode, Options, RenameMode, SetAttributes, WriteFlags, XattrMode};
@@ -25,13 +25,13 @@ fn blocks_are_counted() {
     type Act = fn(&Tree, InodeNumber);
     // Dirty blocks over ones that are mapped may count twice until they are written back.
     let rows: [(&str, Act, u64); 8] = [
-        ("one byte", |tree, file| drop(tree.write(file, 0, b"x").unwrap()), 1),
-        ("far behind", |tree, file| drop(tree.write(file, 1 << 40, &[1; 8192]).unwrap()), 3),
-        ("over it", |tree, file| drop(tree.write(file, (1 << 40) + 4096, &[2; 8192]).unwrap()), 4),
+        ("one byte", |tree, file| no_value(tree.write(file, 0, b"x")).unwrap(), 1),
+        ("far behind", |tree, file| no_value(tree.write(file, 1 << 40, &[1; 8192])).unwrap(), 3),
+        ("over it", |tree, file| no_value(tree.write(file, (1 << 40) + 4096, &[2; 8192])).unwrap(), 4),
         ("a hole at the end", |tree, file| set_size(tree, file, 1 << 41), 4),
         ("punch", |tree, file| tree.fs.fallocate(&CALLER, file, 1 << 40, 4096, FallocateMode::PunchHole).unwrap(), 3),
         ("preallocated", |tree, file| tree.fs.fallocate(&CALLER, file, 8192, 40_960, FallocateMode::Allocate).unwrap(), 13),
-        ("filled", |tree, file| drop(tree.write(file, 8192, &[3; 4096]).unwrap()), 13),
+        ("filled", |tree, file| no_value(tree.write(file, 8192, &[3; 4096])).unwrap(), 13),
         ("truncated", |tree, file| set_size(tree, file, 1), 1),
     ];
     for (step, act, expected) in rows {
@@ -166,14 +166,10 @@ fn read_only_means_that_not_a_byte_changes() {
     assert_eq!(fs.getxattr(file, b"user.a").unwrap(), b"1");
     let change = SetAttributes { mode: Some(0o600), ..SetAttributes::default() };
     let table = vec![
-        ("create", super::no_value(fs.mknod(&CALLER, ROOT, b"n", REGULAR, 0, 0)), Error::ReadOnly("".into())),
+        ("create", no_value(fs.mknod(&CALLER, ROOT, b"n", REGULAR, 0, 0)), Error::ReadOnly("".into())),
         ("unlink", fs.unlink(ROOT, b"f"), Error::ReadOnly("".into())),
-        ("chmod", super::no_value(fs.setattr(&CALLER, file, &change)), Error::ReadOnly("".into())),
-        (
-            "write",
-            super::no_value(fs.write(&CALLER, file, 0, b"x", WriteFlags::default(), Wait::Allowed)),
-            Error::ReadOnly("".into()),
-        ),
+        ("chmod", no_value(fs.setattr(&CALLER, file, &change)), Error::ReadOnly("".into())),
+        ("write", no_value(fs.write(&CALLER, file, 0, b"x", WriteFlags::default(), Wait::Allowed)), Error::ReadOnly("".into())),
         ("setxattr", fs.setxattr(&CALLER, file, b"user.b", b"1", XattrMode::Any), Error::ReadOnly("".into())),
         ("fallocate", fs.fallocate(&CALLER, file, 0, 1, FallocateMode::Allocate), Error::ReadOnly("".into())),
     ];
