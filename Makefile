@@ -49,7 +49,9 @@ lint: deps ## Formatting, clippy, documentation: no warning passes
 fmt: ## Format the sources
 	$(CARGO) fmt
 
-bench: build ## Compare with btrfs on this machine; as root
+bench: build ## All benchmarks, each with the command that made it, then a comparison with btrfs; as root
+	$(call need,fio,fio)
+	for name in nowait direct readers loop_device micro; do TMPDIR="$${BENCH_DIR:-/dev/shm}" $(CARGO) bench -q --bench $$name || exit 1; done
 	python3 tests/bench/compare.py --bin $(SUMFS) --fs sumfs,btrfs
 
 install: build ## Install PREFIX/bin/sumfs, and /sbin/mount.fuse.sumfs for mount(8) and fstab

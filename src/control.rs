@@ -44,6 +44,11 @@ pub enum Command {
     Pid,
     /// Reply at once, and again when the store is closed.
     Wait,
+    /// Where the data of a file lies.
+    Map {
+        /// Its inode number.
+        inode: u64,
+    },
 }
 
 #[derive(Debug, Serialize, Deserialize)]

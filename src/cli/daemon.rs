@@ -130,6 +130,7 @@ fn start_control(
     let answer: control::Answer = Arc::new(move |command| match command {
         Command::Stats => Ok(filesystem.status()),
         Command::Info => Ok(info::with_status(description.clone(), &filesystem)),
+        Command::Map { inode } => filesystem.file_layout(crate::units::InodeNumber(inode)),
         Command::Sync => filesystem.sync().map(|()| Value::Null),
         Command::Pid | Command::Wait => Ok(json!(std::process::id())),
     });

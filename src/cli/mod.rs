@@ -15,6 +15,7 @@ pub mod daemon;
 pub mod info;
 pub mod invocation;
 pub mod logging;
+mod map;
 pub mod mkfs;
 pub mod mount;
 pub mod mountinfo;
@@ -86,6 +87,8 @@ enum Command {
     Info(info::Arguments),
     /// Show the counters of a mount.
     Stats(info::StatsArguments),
+    /// Show where the data of a file lies, and in how many extents.
+    Map(map::Arguments),
     /// Check a store that is not mounted. Exit codes as in fsck(8).
     Check(check::Arguments),
 }
@@ -121,6 +124,7 @@ fn run(command: Command) -> Outcome {
         Command::Sync(arguments) => umount::sync(&arguments),
         Command::Info(arguments) => info::run(&arguments),
         Command::Stats(arguments) => info::stats(&arguments),
+        Command::Map(arguments) => map::run(&arguments),
         Command::Check(arguments) => check::run(&arguments),
     }
 }

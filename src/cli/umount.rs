@@ -69,12 +69,12 @@ pub fn sync(arguments: &SyncArguments) -> Outcome {
     let mount = sumfs_mount(&arguments.mountpoint)?;
     let at = mount.mountpoint.display();
     let directory = std::fs::File::open(&mount.mountpoint).map_err(|error| Failure::new(1, format!("opening {at}: {error}")))?;
-    rustix::fs::syncfs(&directory).map_err(|error| Failure::new(1, format!("writing back {at}: {error}")))?;
+    // What could be written back is made durable even if something else could not.
+    let written = rustix::fs::syncfs(&directory);
     let uuid = StoreDirectory::read_uuid(&mount.source).or_code(1)?;
-    match control::ask(&uuid, Command::Sync).or_code(1)? {
-        Some(_) => Ok(0),
-        None => Err(no_daemon(&mount)),
-    }
+    control::ask(&uuid, Command::Sync).or_code(1)?.ok_or_else(|| no_daemon(&mount))?;
+    written.map_err(|error| Failure::new(1, format!("writing back {at}: {error}; all else is durable")))?;
+    Ok(0)
 }
 
 /// Nobody answers for a mount.

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 /// Nothing arrived for so long: write back and commit.
 const IDLE: Duration = Duration::from_millis(200);
 /// Committed records wait at most so long to be applied.
-const APPLY_INTERVAL: Duration = Duration::from_secs(1);
+const APPLY_INTERVAL: Duration = Duration::from_secs(5);
 /// More committed bytes than this are applied at once.
-const APPLY_BYTES: u64 = 8 << 20;
+const APPLY_BYTES: u64 = 16 << 20;
 /// More journal bytes than this behind the last checkpoint, and there is a new one.
 const CHECKPOINT_BYTES: u64 = 32 << 20;
 /// Longest time between checkpoints while there is something to apply.
@@ -172,8 +172,14 @@ impl Filesystem {
             }
             let begin = Instant::now();
             let limit = APPLY_BYTES.min(self.meta.transaction_bytes_max() * 2);
+            // Records that change again soon are applied once; when nothing happens any more there is no reason to wait.
+            let mut seen = None;
             while self.meta.pending_bytes() < limit && begin.elapsed() < APPLY_INTERVAL {
-                if !self.signals.apply.sleep_for(IDLE) {
+                let now = self.activity.load(Ordering::Relaxed);
+                if seen.replace(now) == Some(now) {
+                    break;
+                }
+                if !self.signals.apply.sleep_for(2 * IDLE) {
                     return;
                 }
             }

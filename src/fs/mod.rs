@@ -8,6 +8,7 @@ mod attributes;
 mod background;
 mod inode;
 mod inode_table;
+mod layout;
 mod listing;
 mod names;
 mod open;
@@ -39,7 +40,7 @@ use inode_table::InodeTable;
 use parking_lot::Mutex;
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Longest name in bytes.
 pub const NAME_BYTES_MAX: usize = 255;
@@ -69,6 +70,8 @@ pub struct Filesystem {
     superblock_disk: Arc<dyn Disk>,
     /// Device addresses of damaged blocks that were reported already.
     reported: Mutex<HashSet<u64>>,
+    /// The last group could not be opened; that was said.
+    is_host_full: AtomicBool,
 }
 
 impl std::fmt::Debug for Filesystem {
@@ -153,7 +156,7 @@ impl Filesystem {
         SpaceStatus {
             blocks: counts.total,
             free,
-            available: free,
+            available: if self.meta.check_room().is_ok() { free } else { 0 },
             inodes: u64::from(u32::MAX),
             inodes_free: u64::from(u32::MAX).saturating_sub(used),
         }
@@ -181,10 +184,14 @@ impl Filesystem {
                 batch.put(schema::group(group.number), group.record.encode());
                 self.meta.append(batch)?;
                 self.space.add_group(&group);
+                self.is_host_full.store(false, Ordering::Relaxed);
                 Ok(true)
             }
             Err(error) => {
-                tracing::warn!("opening a group: {error}");
+                // Every write that finds no space comes here.
+                if !self.is_host_full.swap(true, Ordering::Relaxed) {
+                    tracing::warn!("opening a group: {error}; until the host has room again only what is open can be filled");
+                }
                 Ok(false)
             }
         }

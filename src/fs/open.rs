@@ -99,6 +99,7 @@ impl Filesystem {
             superblock: superblock.into(),
             superblock_disk: disks.superblock.clone(),
             reported: Default::default(),
+            is_host_full: Default::default(),
         }
     }
 

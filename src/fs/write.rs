@@ -74,13 +74,12 @@ impl Filesystem {
             Some(Reason::DirtyLimit)
         } else if self.meta.pressure() != Pressure::None {
             Some(Reason::JournalRoom)
+        } else if self.meta.lacks_room() {
+            Some(Reason::NoReservation)
         } else {
             None
         };
-        match refused {
-            Some(reason) => Err(Error::WouldBlock(reason)),
-            None => self.meta.check_room(),
-        }
+        refused.map_or(Ok(()), |reason| Err(Error::WouldBlock(reason)))
     }
 
     fn write_waiting(&self, inode: &Arc<Inode>, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {

@@ -95,6 +95,16 @@ impl Metadata {
         extra
     }
 
+    /// Asks a host that had no room once more for the usual space ahead of the index; true when there is room now.
+    pub(super) fn find_room(&self) -> bool {
+        let has_room = self.index.reserve_ahead(AHEAD_BYTES_MIN.min(self.journal_bytes)).is_ok();
+        if has_room {
+            tracing::info!("the host has space for the index again");
+            self.is_index_full.store(false, Ordering::Relaxed);
+        }
+        has_room
+    }
+
     /// Keeps host space ahead of the index, so that redb never sees an ENOSPC; when the host has none, creating operations are
     /// refused before that.
     fn keep_ahead(&self, overlay: &Overlay) {
@@ -103,13 +113,10 @@ impl Metadata {
         if self.index.space_ahead_bytes() >= wanted {
             return;
         }
-        let is_full = match self.index.reserve_ahead(wanted) {
-            Ok(()) => false,
-            Err(error) => {
-                tracing::warn!("no space on the host for the index to grow: {error}; new files are refused until there is");
-                true
-            }
-        };
-        self.is_index_full.store(is_full, Ordering::Relaxed);
+        let reserved = self.index.reserve_ahead(wanted);
+        let was_full = self.is_index_full.swap(reserved.is_err(), Ordering::Relaxed);
+        if let (Err(error), false) = (reserved, was_full) {
+            tracing::warn!("no space on the host for the index to grow: {error}; what adds data is refused until there is");
+        }
     }
 }

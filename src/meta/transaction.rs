@@ -158,9 +158,15 @@ impl Metadata {
         self.layers.read(|state| state.open.sequence)
     }
 
-    /// An error when the index could not grow: operations that create must not begin, ones that delete may.
+    /// Had the host no room for the index to grow when it was asked last?
+    pub fn lacks_room(&self) -> bool {
+        self.is_index_full.load(Ordering::Relaxed)
+    }
+
+    /// An error when the index cannot grow: operations that create must not begin, ones that delete may. The host is asked again
+    /// before it is refused: nothing else would notice that it has room again while only creating is tried.
     pub fn check_room(&self) -> Result<()> {
-        if self.is_index_full.load(Ordering::Relaxed) { Err(crate::error::Error::NoSpace) } else { Ok(()) }
+        if self.lacks_room() && !self.find_room() { Err(crate::error::Error::NoSpace) } else { Ok(()) }
     }
 
     /// The latch.

@@ -16,8 +16,7 @@ use sumfs::meta::index::{Change, Index};
 use sumfs::meta::redb_index::RedbIndex;
 use sumfs::meta::schema;
 use sumfs::stats::Stats;
-use sumfs::store::StoreDirectory;
-use sumfs::store::create::CreateOptions;
+use sumfs::store::{CreateOptions, StoreDirectory};
 use sumfs::units::InodeNumber;
 
 fn main() {

@@ -2,7 +2,7 @@
 //! it uses an inode only while it holds lookups of it, and gives them back.
 
 use crate::operations::{How, Operation, Place, pattern};
-use crate::reference_model::{Content, DIRECTORY, FileBytes, Id, Model, NAME_BYTES_MAX, Node, REGULAR, ROOT, Refused, SYMLINK};
+use crate::reference_model::{Content, DIRECTORY, FileBytes, Id, Model, NAME_BYTES_MAX, Node, REGULAR, Refused, SYMLINK};
 use crate::tree::Walk;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -83,7 +83,7 @@ impl Runner {
         let nameless: Vec<Id> = self.model.nodes().filter(|(_, node)| node.links == 0).map(|(id, _)| id).collect();
         let interesting =
             |id: Id| self.model.node(id).and_then(Node::file).map(|bytes| bytes.block_indexes().collect()).unwrap_or_default();
-        let walk = Walk { fs: &self.fs, nameless: &nameless, interesting: &interesting, direct };
+        let walk = Walk { fs: &self.fs, root: self.model.root(), nameless: &nameless, interesting: &interesting, direct };
         let differences = self.model.differences(&walk.read()?, true);
         if differences.is_empty() { Ok(()) } else { Err(format!("the tree differs:\n  {}", differences.join("\n  "))) }
     }
@@ -156,7 +156,7 @@ impl Runner {
 
     /// Holds a lookup of the node, as the kernel does before it uses one.
     fn hold(&mut self, id: Id) -> Result<InodeNumber, String> {
-        if id != ROOT && !self.held.contains_key(&id) {
+        if id != self.model.root() && !self.held.contains_key(&id) {
             let (directory, name) = self.model.name_of(id).ok_or(format!("inode {id} has no name and is not held"))?;
             let parent = self.hold(directory)?;
             match self.fs.lookup(parent, &name) {
@@ -184,7 +184,7 @@ impl Runner {
     }
 
     fn directory(&self, number: u64) -> Id {
-        modulo(&self.model.named(Node::is_directory), number).unwrap_or(ROOT)
+        modulo(&self.model.named(Node::is_directory), number).unwrap_or(self.model.root())
     }
 
     /// A file, also one that has no name any more; None if there is none.
@@ -416,7 +416,7 @@ impl Runner {
     }
 
     fn named_node(&mut self, number: u64) -> Result<Id, String> {
-        let id = modulo(&self.model.named(|_| true), number).unwrap_or(ROOT);
+        let id = modulo(&self.model.named(|_| true), number).unwrap_or(self.model.root());
         self.hold(id)?;
         Ok(id)
     }
@@ -501,7 +501,7 @@ impl Runner {
         // Also files without a name.
         let candidates: Vec<Id> =
             self.model.nodes().filter(|(_, node)| node.is_file() || node.is_directory()).map(|(id, _)| id).collect();
-        let id = modulo(&candidates, node).unwrap_or(ROOT);
+        let id = modulo(&candidates, node).unwrap_or(self.model.root());
         let inode = self.hold(id)?;
         let (answer, answered) = mpsc::channel();
         self.fs.fsync(inode, data_only, Box::new(move |result| drop(answer.send(result))));

@@ -102,20 +102,31 @@ impl Node {
 /// The whole tree, and nodes without a name that are still in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Model {
+    root: Id,
     nodes: BTreeMap<Id, Arc<Node>>,
 }
 
 impl Model {
     /// An empty tree.
     pub fn new() -> Model {
+        Model::rooted(ROOT)
+    }
+
+    /// An empty tree below a directory of the root.
+    pub fn rooted(id: Id) -> Model {
         let mut root = Node::new(DIRECTORY | 0o755, Content::Directory { entries: BTreeMap::new(), parent: ROOT });
         root.links = 2;
-        Model { nodes: BTreeMap::from([(ROOT, Arc::new(root))]) }
+        Model { root: id, nodes: BTreeMap::from([(id, Arc::new(root))]) }
     }
 
     /// A tree out of nodes found elsewhere.
-    pub fn from_nodes(nodes: BTreeMap<Id, Arc<Node>>) -> Model {
-        Model { nodes }
+    pub fn from_nodes(root: Id, nodes: BTreeMap<Id, Arc<Node>>) -> Model {
+        Model { root, nodes }
+    }
+
+    /// The top of the tree.
+    pub fn root(&self) -> Id {
+        self.root
     }
 
     pub fn node(&self, id: Id) -> Option<&Node> {
@@ -357,7 +368,10 @@ impl Model {
 
     /// Only what has a name, as after a remount.
     pub fn without_nameless(&self) -> Model {
-        Model { nodes: self.nodes.iter().filter(|(_, node)| node.links > 0).map(|(id, node)| (*id, node.clone())).collect() }
+        Model {
+            root: self.root,
+            nodes: self.nodes.iter().filter(|(_, node)| node.links > 0).map(|(id, node)| (*id, node.clone())).collect(),
+        }
     }
 
     /// Where `found` differs; contents of files only if `with_data`.

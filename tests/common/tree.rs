@@ -18,6 +18,8 @@ const READ_BYTES: usize = 256 << 10;
 /// What the walk needs to know.
 pub struct Walk<'a> {
     pub fs: &'a Filesystem,
+    /// A directory that lies in the root directory, or that itself.
+    pub root: Id,
     /// Nodes without a name that must still be there.
     pub nameless: &'a [Id],
     /// Blocks to look at in files too large to be read whole.
@@ -30,7 +32,7 @@ impl Walk<'_> {
     /// The tree as it is now. An error says what could not be read or is inconsistent in itself.
     pub fn read(&self) -> Result<Model, String> {
         let mut nodes = BTreeMap::new();
-        let mut waiting = vec![(ROOT, Some(ROOT))];
+        let mut waiting = vec![(self.root, Some(ROOT))];
         let mut looked_up = Vec::new();
         while let Some((id, parent)) = waiting.pop() {
             if nodes.contains_key(&id) {
@@ -48,7 +50,7 @@ impl Walk<'_> {
         for id in looked_up {
             self.fs.forget(InodeNumber(id), 1);
         }
-        Ok(Model::from_nodes(nodes))
+        Ok(Model::from_nodes(self.root, nodes))
     }
 
     fn node(&self, id: Id, parent: Option<Id>, looked_up: &mut Vec<Id>) -> Result<Node, String> {

@@ -5,11 +5,13 @@
 //! `SEEDS=n` runs so many seeds (`make crash SEEDS=n`), `SEED=n` one. The last tests are the canary: with a disk that lies
 //! about flushes the same suite must fail.
 
+mod writers;
+
 use crate::durability::History;
 use crate::execution::Runner;
 use crate::memory_store::MemoryStore;
 use crate::operations::{Mix, Operation, draw, shrink};
-use crate::reference_model::Model;
+use crate::reference_model::{Id, Model};
 use crate::simulated_disk::{Images, Random, SimulatedPower, Survivors};
 use crate::tree::Walk;
 use parking_lot::Mutex;
@@ -148,11 +150,28 @@ struct Recovered {
     store: MemoryStore,
     fs: Arc<Filesystem>,
     found: Model,
+    replayed: u64,
 }
 
 impl Recovered {
     /// Checks, mounts, reads everything, compares it with the history.
     fn from(cut: &Cut, seed: u64, history: &History, complete: usize, last: usize) -> Result<Recovered, String> {
+        let mut recovered = Recovered::mount(cut, seed)?;
+        recovered.found = recovered.read(Model::new().root(), history)?;
+        let judged = history.judge(&recovered.found, complete, last);
+        judged.map_err(|error| format!("{}: {} transactions replayed: {error}", cut.at, recovered.replayed))?;
+        Ok(recovered)
+    }
+
+    /// The tree below a directory, as far as the history knows of it.
+    fn read(&self, root: Id, history: &History) -> Result<Model, String> {
+        let interesting = |id| history.touched_blocks(id);
+        let walk = Walk { fs: &self.fs, root, nameless: &[], interesting: &interesting, direct: false };
+        walk.read().map_err(|error| format!("reading the tree after a crash: {error}"))
+    }
+
+    /// Checks and mounts.
+    fn mount(cut: &Cut, seed: u64) -> Result<Recovered, String> {
         let power = SimulatedPower::reopen(seed, &cut.images);
         let store = MemoryStore::found_on(&power);
         let at = |what: &str, error: &dyn std::fmt::Display| format!("{}: {what}: {error}", cut.at);
@@ -167,12 +186,7 @@ impl Recovered {
         if let Some(reason) = fs.read_only_reason() {
             return Err(at("read-only", &reason));
         }
-        let interesting = |id| history.touched_blocks(id);
-        let walk = Walk { fs: &fs, nameless: &[], interesting: &interesting, direct: false };
-        let found = walk.read().map_err(|error| at("reading the tree", &error))?;
-        let replayed = report.replayed_transactions;
-        history.judge(&found, complete, last).map_err(|error| at(&format!("{replayed} transactions replayed"), &error))?;
-        Ok(Recovered { power, store, fs, found })
+        Ok(Recovered { power, store, fs, found: Model::new(), replayed: report.replayed_transactions })
     }
 }
 
@@ -192,7 +206,7 @@ fn run(seed: u64, operations: &[Operation], setting: &Setting) -> Result<u64, St
     let judged = life.judged;
     drop(life);
 
-    let Recovered { power, store, fs, found } = recovered;
+    let Recovered { power, store, fs, found, .. } = recovered;
     let history = History::restart(&found);
     let mut life = Life::begin(setting, power, store, Runner::new(fs, found), history);
     life.run(second, &mut random).map_err(|error| format!("in the second life: {error}"))?;

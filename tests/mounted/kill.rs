@@ -186,7 +186,8 @@ impl Writer {
 
 fn seed() -> u64 {
     let seed = std::env::var("SEED").ok().and_then(|text| text.parse().ok());
-    let seed = seed.unwrap_or_else(|| u64::from(std::process::id()) << 16 | u64::from(Instant::now().elapsed().subsec_nanos() & 0xffff));
+    let seed =
+        seed.unwrap_or_else(|| u64::from(std::process::id()) << 16 | u64::from(Instant::now().elapsed().subsec_nanos() & 0xffff));
     println!("SEED={seed}");
     seed
 }

@@ -1,0 +1,64 @@
+//! `sumfs map`: where the data of a file lies.
+
+use super::mountinfo;
+use super::umount::no_daemon;
+use super::{Failure, Outcome, WithCode};
+use crate::control::{self, Command};
+use crate::store::StoreDirectory;
+use serde_json::Value;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+/// Arguments of `sumfs map`.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// A file in a mount.
+    file: PathBuf,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints the ranges of a file and how many extents they are.
+pub fn run(arguments: &Arguments) -> Outcome {
+    let shown = arguments.file.display();
+    let path = arguments.file.canonicalize().map_err(|error| Failure::new(1, format!("{shown}: {error}")))?;
+    let metadata = std::fs::metadata(&path).map_err(|error| Failure::new(1, format!("{shown}: {error}")))?;
+    if !metadata.is_file() {
+        return Err(Failure::new(1, format!("{shown} is not a regular file")));
+    }
+    let mounts = mountinfo::mounts().or_code(1)?;
+    let holder =
+        mounts.iter().filter(|mount| path.starts_with(&mount.mountpoint)).max_by_key(|mount| mount.mountpoint.as_os_str().len());
+    let Some(mount) = holder.filter(|mount| mountinfo::is_sumfs(mount)) else {
+        return Err(Failure::new(1, format!("{shown} is not in a sumfs mount")));
+    };
+    // What the kernel still holds is not laid out yet.
+    std::fs::File::open(&path)
+        .and_then(|file| file.sync_data())
+        .map_err(|error| Failure::new(1, format!("writing back {shown}: {error}")))?;
+    let uuid = StoreDirectory::read_uuid(&mount.source).or_code(1)?;
+    let Some(map) = control::ask(&uuid, Command::Map { inode: metadata.ino() }).or_code(1)? else { return Err(no_daemon(mount)) };
+    if arguments.json {
+        println!("{map}");
+    } else {
+        print(&map);
+    }
+    Ok(0)
+}
+
+fn print(map: &Value) {
+    let number = |value: &Value| value.as_u64().unwrap_or(0);
+    println!("{:>16} {:>12} {:>12} {:>7} {:>16}", "offset", "length", "block", "device", "device offset");
+    for range in map["ranges"].as_array().into_iter().flatten() {
+        let (offset, length) = (number(&range["offset"]), number(&range["length"]));
+        if range["kind"] == "data" {
+            let (block, device, at) = (number(&range["block"]), number(&range["device"]), number(&range["device_offset"]));
+            println!("{offset:>16} {length:>12} {block:>12} {device:>7} {at:>16}");
+        } else {
+            println!("{offset:>16} {length:>12} {:>12}", "zeros");
+        }
+    }
+    let per_mebibyte = map["extents_per_mebibyte"].as_f64().unwrap_or(0.0);
+    println!("{} bytes in {} extents, {per_mebibyte:.2} per MiB", number(&map["size"]), number(&map["extents"]));
+}
