@@ -6,6 +6,7 @@ use crate::error::{Error, Reason, Result};
 use crate::extent::load::whole_blocks;
 use crate::lock::{NoWaiting, Wait};
 use crate::units::InodeNumber;
+use crate::verify::path_of;
 
 /// Most damaged blocks that are remembered as reported.
 const REPORTED_MAX: usize = 100_000;
@@ -38,10 +39,14 @@ impl Filesystem {
 
     /// One line per damaged block, however often it is read.
     fn report_damage(&self, error: &Error) {
-        if let Error::Integrity { address, .. } = error {
-            let mut reported = self.reported.lock();
-            if reported.len() < REPORTED_MAX && reported.insert(address.0) {
-                tracing::error!("{error}");
+        if let Error::Integrity { address, inode, .. } = error {
+            let is_new = {
+                let mut reported = self.reported.lock();
+                reported.len() < REPORTED_MAX && reported.insert(address.0)
+            };
+            if is_new {
+                let path = path_of(&self.meta, *inode).unwrap_or_else(|| "(no name)".into());
+                tracing::error!("{error}; path {path}");
             }
         }
     }

@@ -170,8 +170,11 @@ impl Filesystem {
         self.append_inode(&inode, &mut state)
     }
 
-    /// A large promise may need several groups.
+    /// A large promise may need several groups. One that cannot be kept opens none.
     fn find_space_repeatedly(&self, blocks: u64) -> Result<()> {
+        if self.statfs().available < blocks {
+            return self.find_space(blocks);
+        }
         while self.space.available() < blocks {
             if !self.open_group()? {
                 return self.find_space(blocks);

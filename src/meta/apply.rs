@@ -71,12 +71,8 @@ impl Metadata {
         self.layers.applied(self.index.snapshot()?);
         if is_durable {
             self.space.settle_bitmaps();
-            let mut tail = self.tail.lock();
-            *tail = committed.position;
-            // Commits that came since then made the journal longer again; they will set the figure.
-            if self.durable_sequence() == committed.position.sequence {
-                self.journal_used_bytes.store(0, Ordering::Relaxed);
-            }
+            *self.tail.lock() = committed.position;
+            self.measure_journal();
             self.stats.checkpoints.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())

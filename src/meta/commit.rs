@@ -70,7 +70,7 @@ impl Metadata {
 
         self.move_to_pending(overlay, folded, position, (allocated, freed.clone()));
         self.durable_sequence.store(position.sequence, Ordering::Release);
-        self.journal_used_bytes.store(role.journal.used_since(*self.tail.lock()), Ordering::Relaxed);
+        self.measure_journal();
         self.space.free(freed)?;
         Ok(position.sequence)
     }

@@ -48,6 +48,17 @@ pub(crate) fn record_bytes(payload: usize) -> u64 {
     copy_bytes(payload) * 2
 }
 
+/// Bytes of a ring of `len` bytes between two positions, the gap at its end included.
+pub(crate) fn used_between(len: u64, tail: Position, head: Position) -> u64 {
+    if tail.sequence == head.sequence {
+        0
+    } else if head.journal_offset > tail.journal_offset {
+        head.journal_offset - tail.journal_offset
+    } else {
+        len - tail.journal_offset + head.journal_offset
+    }
+}
+
 fn copy_bytes(payload: usize) -> u64 {
     ((HEADER_BYTES + payload) as u64).next_multiple_of(BLOCK_SIZE)
 }
@@ -77,14 +88,7 @@ impl Journal {
 
     /// Bytes between a checkpoint and the head, the gap at the ring's end included.
     pub(crate) fn used_since(&self, tail: Position) -> u64 {
-        if tail.sequence == self.head.sequence {
-            return 0;
-        }
-        if self.head.journal_offset > tail.journal_offset {
-            self.head.journal_offset - tail.journal_offset
-        } else {
-            self.len - tail.journal_offset + self.head.journal_offset
-        }
+        used_between(self.len, tail, self.head)
     }
 
     /// Writes the next record and flushes. The caller has made sure of the room.

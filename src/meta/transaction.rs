@@ -6,7 +6,7 @@
 
 use super::batch::Batch;
 use super::index::Index;
-use super::journal::{Journal, Position};
+use super::journal::{Journal, Position, used_between};
 use super::latch::Latch;
 use super::layers::{Layers, Page};
 use super::records::CountersRecord;
@@ -178,6 +178,13 @@ impl Metadata {
     pub(super) fn fail<T>(&self, doing: &str, error: crate::error::Error) -> Result<T> {
         self.latch.set(&format!("{doing}: {error}"), true);
         Err(error)
+    }
+
+    /// Brings the figure of used journal bytes up to date: after a commit moved the head, or a checkpoint the tail.
+    pub(super) fn measure_journal(&self) {
+        let tail = self.tail.lock();
+        let head = self.layers.read(|state| state.committed.position);
+        self.journal_used_bytes.store(used_between(self.journal_bytes, *tail, head), Ordering::Relaxed);
     }
 
     /// Figures for `info` and `stats`.

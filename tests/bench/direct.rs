@@ -16,7 +16,7 @@ const VARIANTS: [(&str, &str); 3] = [("pool", "csum-inline=0"), ("default", ""),
 fn arguments(block_size: &str, file: &str) -> Vec<String> {
     let job = format!(
         "--filename={file} --rw=write --bs={block_size} --size=128m --ioengine=libaio --direct=1 --iodepth=64 --iodepth_batch=64 \
-         --iodepth_low=64 --iodepth_batch_complete=64 --fallocate=posix --time_based --runtime=0.6s"
+         --iodepth_low=64 --iodepth_batch_complete=64 --fallocate=posix --time_based --runtime=500ms"
     );
     job.split_whitespace().map(str::to_owned).collect()
 }

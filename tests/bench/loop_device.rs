@@ -32,8 +32,8 @@ impl Drop for Loop {
 
 fn arguments(direction: &str, device: &str) -> Vec<String> {
     let job = format!(
-        "--filename={device} --rw=rand{direction} --bs=4k --ioengine=libaio --direct=1 --iodepth=64 --time_based --runtime=1 \
-         --ramp_time=0.2s --randrepeat=0"
+        "--filename={device} --rw=rand{direction} --bs=4k --ioengine=libaio --direct=1 --iodepth=64 --time_based --runtime=1s \
+         --ramp_time=200ms --randrepeat=0"
     );
     job.split_whitespace().map(str::to_owned).collect()
 }

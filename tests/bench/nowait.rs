@@ -102,8 +102,8 @@ const ENGINES: [&str; 3] = ["psync", "libaio", "io_uring"];
 
 fn arguments(engine: &str, file: &str) -> Vec<String> {
     let job = format!(
-        "--filename={file} --rw=write --bs=4k --size=128m --ioengine={engine} --iodepth=1 --direct=0 --time_based --runtime=1 \
-         --ramp_time=0.2s --fallocate=none"
+        "--filename={file} --rw=write --bs=4k --size=128m --ioengine={engine} --iodepth=1 --direct=0 --time_based --runtime=1s \
+         --ramp_time=200ms --fallocate=none"
     );
     job.split_whitespace().map(str::to_owned).collect()
 }

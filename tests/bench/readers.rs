@@ -18,7 +18,7 @@ const VARIANTS: [(&str, &str); 3] = [
 
 fn arguments(variant: &str, directory: &str) -> Vec<String> {
     let job = format!(
-        "--directory={directory} --filename_format=r$jobnum --numjobs=8 --rw=read --size=96m {variant} --time_based --runtime=1 \
+        "--directory={directory} --filename_format=r$jobnum --numjobs=8 --rw=read --size=96m {variant} --time_based --runtime=1s \
          --fallocate=none --invalidate=1"
     );
     job.split_whitespace().map(str::to_owned).collect()

@@ -90,7 +90,7 @@ fn a_damaged_data_block(options: &str) {
     let lines = log_lines(&mount, &format!("inode {inode}"));
     assert_eq!(lines.len(), 1, "one line for one block: {lines:?}");
     let (offset, device_offset) = (format!("offset {},", BAD * BLOCK), format!("device offset {place}"));
-    for part in [&*offset, &*device_offset, "device 0", "address ", "expected ", "found "] {
+    for part in [&*offset, &*device_offset, "device 0", "address ", "expected ", "found ", "path /victim"] {
         assert!(lines[0].contains(part), "no \"{part}\" in {lines:?}");
     }
     repairing_by_overwriting(&mut mount, options);
