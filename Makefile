@@ -51,6 +51,7 @@ fmt: ## Format the sources
 
 bench: build ## All benchmarks, each with the command that made it, then a comparison with btrfs; as root
 	$(call need,fio,fio)
+	$(call need,mkfs.btrfs,btrfs-progs)
 	for name in nowait direct readers loop_device micro; do TMPDIR="$${BENCH_DIR:-/dev/shm}" $(CARGO) bench -q --bench $$name || exit 1; done
 	python3 tests/bench/compare.py --bin $(SUMFS) --fs sumfs,btrfs
 

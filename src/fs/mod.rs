@@ -209,6 +209,7 @@ impl Filesystem {
             "metadata": self.meta.status(),
             "cache": {
                 "total_bytes": self.cache.total_bytes(), "dirty_bytes": self.cache.dirty_bytes(),
+                "dirty_bytes_max": self.cache.dirty_bytes_max(),
                 "inodes_cached": self.table.cached_count(), "inodes_known_to_kernel": self.table.known_count(),
             },
             "read_only_reason": self.read_only_reason(),

@@ -42,11 +42,14 @@ impl Space {
     pub fn write(&self, block: BlockAddress, slices: &[&[u8]]) -> Result<()> {
         assert_may_wait("writing a device");
         let (device, offset) = self.locate(block, slices.iter().map(|slice| slice.len()).sum())?;
-        device.is_dirty.store(true, Ordering::Release);
-        match slices {
+        let result = match slices {
             [one] => device.disk.write_at(offset, one),
             many => device.disk.write_vectored_at(offset, many),
-        }
+        };
+        // Only now: a flush that another commit does during the write would take the mark away and not make the write durable,
+        // and the commit that names these blocks would then find nothing to flush (D2).
+        device.is_dirty.store(true, Ordering::Release);
+        result
     }
 
     /// Flushes the devices written to since their last flush; how many (D2).
@@ -59,5 +62,66 @@ impl Space {
             }
         }
         Ok(flushed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::Disk;
+    use crate::disk::memory::MemoryDisk;
+    use crate::meta::records::{GroupRecord, PROFILE_SINGLE};
+    use std::sync::{Arc, Barrier};
+
+    /// A device whose writes meet the test in their middle.
+    #[derive(Debug)]
+    struct Slow {
+        inner: MemoryDisk,
+        meeting: Barrier,
+    }
+
+    impl Disk for Slow {
+        fn name(&self) -> &str {
+            self.inner.name()
+        }
+        fn len(&self) -> Result<u64> {
+            self.inner.len()
+        }
+        fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+            self.inner.read_at(offset, into)
+        }
+        fn write_at(&self, offset: u64, from: &[u8]) -> Result<()> {
+            self.meeting.wait();
+            self.meeting.wait();
+            self.inner.write_at(offset, from)
+        }
+        fn flush(&self) -> Result<()> {
+            self.inner.flush()
+        }
+        fn set_len(&self, len: u64) -> Result<()> {
+            self.inner.set_len(len)
+        }
+        fn allocate(&self, offset: u64, len: u64) -> Result<()> {
+            self.inner.allocate(offset, len)
+        }
+        fn discard(&self, offset: u64, len: u64) -> Result<()> {
+            self.inner.discard(offset, len)
+        }
+    }
+
+    #[test]
+    fn a_flush_during_a_write_leaves_the_device_to_be_flushed_again() {
+        let disk = Arc::new(Slow { inner: MemoryDisk::new("device", 8 << 20), meeting: Barrier::new(2) });
+        let group = (GroupRecord { profile: PROFILE_SINGLE, copies: vec![(0, 0)] }, None);
+        let space = Space::new(vec![(0, disk.clone() as Arc<dyn Disk>)], &[(0, 8 << 20)], 256, vec![group], 0).unwrap();
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| space.write(BlockAddress(3), &[&[1; 4096]]));
+            disk.meeting.wait();
+            space.flush().unwrap();
+            disk.meeting.wait();
+            writer.join().unwrap().unwrap();
+        });
+        assert_eq!(space.flush().unwrap(), 1, "the write that ended after the first flush is not durable yet");
+        assert_eq!(space.flush().unwrap(), 0);
     }
 }

@@ -296,10 +296,11 @@ fn drop_the_segment(reason: Reason) {
 
 fn hold_writeback_back(reason: Reason) {
     let scene = Scene::new(|options| options.cache_bytes = 4 << 20);
-    let file = scene.stored("f", 4 << 20);
+    let file = scene.stored("f", 6 << 20);
     let mut offset = 0;
-    while scene.figure("/cache/dirty_bytes") <= 2 << 20 {
-        assert_eq!(scene.try_write(file, offset, &[1; 65_536]).unwrap(), 65_536);
+    let limit = scene.figure("/cache/dirty_bytes_max");
+    while scene.figure("/cache/dirty_bytes") <= limit {
+        assert_eq!(scene.write(file, offset, &[1; 65_536], WriteFlags::default(), Wait::Allowed).unwrap(), 65_536);
         offset += 65_536;
     }
     let refused = || scene.try_write(file, offset, &[2; BLOCK]);
@@ -312,7 +313,7 @@ fn hold_writeback_back(reason: Reason) {
         assert!(scene.read(file, 0, 10, Wait::Never).unwrap() == [1; 10], "readers do not mind");
         scene.gate.set(false, false);
     });
-    assert!(scene.read(file, offset, BLOCK, Wait::Allowed).unwrap() == pattern(0, 4 << 20)[offset as usize..][..BLOCK]);
+    assert!(scene.read(file, offset, BLOCK, Wait::Allowed).unwrap() == pattern(0, 6 << 20)[offset as usize..][..BLOCK]);
     assert_eq!(scene.try_write(file, offset, &[2; BLOCK]).unwrap(), BLOCK, "clean again");
     scene.close();
 }
@@ -334,7 +335,9 @@ fn fill_the_journal(reason: Reason) {
     // A journal that a checkpoint must empty first.
     let half = scene.figure("/metadata/journal_bytes") / 2;
     while scene.figure("/metadata/journal_used_bytes") <= half {
-        (0..50).for_each(|_| drop(create()));
+        (0..50).for_each(|_| {
+            create();
+        });
         scene.fs.sync().unwrap();
     }
     scene.assert_refused(reason, &[file], "a journal that is half full", refused);
