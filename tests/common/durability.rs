@@ -109,7 +109,10 @@ impl History {
         for (id, node) in found.nodes() {
             if let Some(bytes) = node.file() {
                 let possible = self.possible(id, step, complete);
-                possible.allows(bytes).map_err(|reason| format!("{}: {reason}", found.label(id)))?;
+                possible.allows(bytes).map_err(|reason| {
+                    let event = possible.settled.map(|number| (number, &self.steps[number].effect.event));
+                    format!("{}: {reason}; durable since {event:?}", found.label(id))
+                })?;
             }
         }
         Ok(())
@@ -124,7 +127,7 @@ impl History {
             let Some(bytes) = now.state.node(file).and_then(Node::file) else { continue };
             let is_there = number <= step;
             if let (true, true, Some(before)) = (now.has_committed && number <= complete && is_there, is_replaced, before) {
-                possible.settle(before);
+                possible.settle(before, number);
                 is_replaced = false;
             }
             match &now.effect.event {
@@ -142,9 +145,9 @@ impl History {
                 Some(Event::Allocated { file: id, offset, end, zeroes }) if *id == file && is_there => {
                     possible.allocate(*offset, *end, *zeroes, bytes, before.map_or(0, FileBytes::size));
                 }
-                Some(Event::Synced { node }) if *node == file && number <= complete => possible.settle(bytes),
-                Some(Event::SyncedAll) if number <= complete => possible.settle(bytes),
-                Some(Event::Replaced { node }) if *node == file && is_there => possible.settle(bytes),
+                Some(Event::Synced { node }) if *node == file && number <= complete => possible.settle(bytes, number),
+                Some(Event::SyncedAll) if number <= complete => possible.settle(bytes, number),
+                Some(Event::Replaced { node }) if *node == file && is_there => possible.settle(bytes, number),
                 _ => {}
             }
             before = Some(bytes);
@@ -161,6 +164,8 @@ struct Possible {
     /// Sizes that are no whole number of blocks.
     sizes: BTreeSet<u64>,
     blocks: BTreeMap<u64, Vec<Version>>,
+    /// The operation that made everything durable.
+    settled: Option<usize>,
 }
 
 fn blocks_of(offset: u64, end: u64) -> std::ops::Range<u64> {
@@ -181,8 +186,9 @@ fn add(versions: &mut Vec<Version>, version: Version) {
 }
 
 impl Possible {
-    /// All of it is durable as it is.
-    fn settle(&mut self, bytes: &FileBytes) {
+    /// All of it is durable as it is, because of operation `number`.
+    fn settle(&mut self, bytes: &FileBytes, number: usize) {
+        self.settled = Some(number);
         for index in bytes.block_indexes() {
             self.blocks.entry(index).or_default();
         }
