@@ -455,7 +455,8 @@ mod tests {
     fn sizes() {
         assert_eq!(default_journal_bytes(10 << 30), 128 << 20);
         assert_eq!(default_journal_bytes(1 << 30), 32 << 20);
-        assert_eq!(default_journal_bytes((64 << 20) + 4096 * 33), (2 << 20) + 8192);
+        assert_eq!(default_journal_bytes((256 << 20) + 4096 * 33), (8 << 20) + 8192);
+        assert_eq!(default_journal_bytes(64 << 20), JOURNAL_BYTES_MIN);
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("store");
         let text = refusal(&path, CreateOptions { size: Some((16 << 20) - 1), ..options() });
