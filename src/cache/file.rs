@@ -3,7 +3,7 @@
 use super::segment::Segments;
 use crate::error::Error;
 use crate::extent::{ExtentFile, FileExtents};
-use crate::lock::{Rank, RankedMutex};
+use crate::lock::{Rank, RankedGuard, RankedMutex};
 use crate::units::InodeNumber;
 use parking_lot::{Condvar, Mutex};
 use std::ops::Range;
@@ -89,6 +89,16 @@ impl CachedFile {
         while content.in_flight.iter().any(|(_, flying)| flying.start < range.end && range.start < flying.end) {
             content.wait(&self.finished);
         }
+    }
+
+    /// The segments, with no ordered extent over `range`: what is removed or replaced before the lock is given up cannot come back
+    /// from one that ends later. The caller may hold a range lock, nothing later.
+    pub(super) fn lock_settled(&self, range: &Range<u64>) -> RankedGuard<'_, Content> {
+        let mut content = self.content.lock();
+        while content.in_flight.iter().any(|(_, flying)| flying.start < range.end && range.start < flying.end) {
+            content.wait(&self.finished);
+        }
+        content
     }
 
     pub(super) fn note_error(&self, error: Error) {

@@ -140,7 +140,7 @@ impl Cache {
     /// Forgets everything that is cached of a file that is going away; dirty data is lost, its space released.
     pub fn discard(&self, file: &CachedFile, range: std::ops::Range<u64>) {
         let (dirty, before, after) = {
-            let mut content = file.content.lock();
+            let mut content = file.lock_settled(&range);
             let before = content.segments.total_bytes;
             let dirty = content.segments.remove(range);
             (dirty, before, content.segments.total_bytes)
@@ -159,6 +159,7 @@ impl Cache {
 
     /// After a truncate to `size`: zeros behind it in its block.
     pub fn zero_tail(&self, file: &CachedFile, size: u64) {
-        file.content.lock().segments.zero_tail(size);
+        let block = crate::units::block_floor(size);
+        file.lock_settled(&(block..block + crate::units::BLOCK_SIZE)).segments.zero_tail(size);
     }
 }

@@ -285,12 +285,14 @@ impl Segments {
 
     /// Where the first dirty segment in `range` begins.
     pub fn first_dirty(&self, range: Range<u64>) -> Option<u64> {
-        self.overlapping(range).find(|(_, segment)| segment.state == State::Dirty).map(|(offset, _)| offset)
+        let first = self.overlapping(range.clone()).find(|(_, segment)| segment.state == State::Dirty);
+        first.map(|(offset, _)| offset.max(range.start))
     }
 
     /// Freezes the run of adjacent dirty segments that begins at `start` (where a segment begins), up to `end` and up to one
     /// extent, and marks it with `number`.
     pub fn freeze_run(&mut self, start: u64, end: u64, number: u64) -> Vec<Frozen> {
+        self.split_at(start);
         self.split_at(end);
         let mut parts = Vec::new();
         let mut at = start;

@@ -58,8 +58,6 @@ pub struct Filesystem {
     names: RankedMutex<()>,
     /// Inodes with something that the next commit must look at.
     listed: Mutex<Vec<Arc<Inode>>>,
-    /// Inodes whose data must be on the device before the next commit closes (D8).
-    flush_list: Mutex<Vec<Arc<Inode>>>,
     role: Mutex<sync::Role>,
     reap_queue: Mutex<VecDeque<InodeNumber>>,
     /// Counts changes: idleness is when it stands still.

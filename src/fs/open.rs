@@ -90,7 +90,6 @@ impl Filesystem {
             table: InodeTable::default(),
             names: RankedMutex::new(Rank::Names, ()),
             listed: Default::default(),
-            flush_list: Default::default(),
             role: Default::default(),
             reap_queue: Default::default(),
             activity: Default::default(),

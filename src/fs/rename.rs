@@ -80,9 +80,9 @@ impl Filesystem {
             None => None,
         };
         if replaced.is_some() {
-            // The data acknowledged before a rename over an existing file goes with it (D8). Before the append: the commit that
-            // takes the rename along must find the inode in its list.
-            self.flush_with_commit(&moved);
+            // The data acknowledged before a rename over an existing file goes with it (D8): it is in the transaction before the
+            // rename is, so that no commit can take the one without the other.
+            self.write_and_collect(&moved)?;
         }
         self.move_entry(&from, &to, source, &moved, replaced.as_ref())?;
         drop(names);

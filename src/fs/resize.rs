@@ -42,9 +42,10 @@ impl Filesystem {
         if size == 0 && old > 0 {
             inode.is_replaced.store(true, Ordering::Release);
         }
+        // First: what is written back from now on ends there; what is on its way with the old end is waited for below.
+        file.set_size(size);
         self.cache.discard(file, block_ceil(size)..u64::MAX);
         self.cache.zero_tail(file, size);
-        file.set_size(size);
         self.drop_behind(inode, file, size)?;
         let mut state = inode.state.lock();
         if size != old || caller.uid != 0 {

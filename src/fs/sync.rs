@@ -19,13 +19,15 @@ const ENTRIES_KEPT_MAX: usize = 1 << 16;
 pub(super) struct Role {
     is_led: bool,
     waiters: Vec<Done>,
+    /// One of the waiters wants all dirty data to be written back first.
+    writes_all: bool,
 }
 
 impl Filesystem {
     /// Makes the inode durable, then calls `done`, perhaps from another thread. With nothing undurable it costs nothing.
     pub fn fsync(&self, inode: InodeNumber, _data_only: bool, done: Done) {
         match self.begin_fsync(inode) {
-            Ok(true) => self.request_commit(done),
+            Ok(true) => self.request_commit(done, false),
             Ok(false) => done(Ok(())),
             Err(error) => done(Err(error)),
         }
@@ -34,17 +36,17 @@ impl Filesystem {
     /// Writes the inode's data back; true when a commit must follow.
     fn begin_fsync(&self, inode: InodeNumber) -> Result<bool> {
         let inode = self.inode(inode)?;
-        let mut has_changes = false;
         if let Some(file) = &inode.file {
             let written = self.cache.write_back(file, 0..u64::MAX);
             if let Some(error) = file.take_error() {
                 return Err(error);
             }
             written?;
-            has_changes = file.extents.map.lock().uncollected() > 0;
         }
+        // Here, not in the commit: another one may just have taken the inode from the list, before the data was on the device.
+        self.collect(&inode)?;
         let state = inode.state.lock();
-        let is_undurable = has_changes || state.is_dirty || state.sequence > self.meta.durable_sequence();
+        let is_undurable = state.sequence > self.meta.durable_sequence();
         drop(state);
         if is_undurable {
             self.meta.latch().check()?;
@@ -57,41 +59,49 @@ impl Filesystem {
         if self.options.read_only {
             return Ok(());
         }
+        // Most of it before taking the role; the rest in the role, whose owner alone sees all that is listed.
         let written = self.write_back_listed();
-        self.commit_now()?;
+        self.commit_with(true)?;
         written
     }
 
     /// A commit of everything appended so far; returns when it is durable.
     pub(super) fn commit_now(&self) -> Result<()> {
+        self.commit_with(false)
+    }
+
+    fn commit_with(&self, writes_all: bool) -> Result<()> {
         let (sender, receiver) = crossbeam::channel::bounded(1);
-        self.request_commit(Box::new(move |result| {
+        let done = move |result| {
             // The receiver lives until it has the answer.
             let _sent = sender.send(result);
-        }));
+        };
+        self.request_commit(Box::new(done), writes_all);
         receiver.recv().unwrap_or_else(|_| Err(crate::error::Error::corrupt("a commit ended without an answer")))
     }
 
     /// Adds `done` to those who wait; leads the commits if nobody does.
-    pub(super) fn request_commit(&self, done: Done) {
+    pub(super) fn request_commit(&self, done: Done, writes_all: bool) {
         {
             let mut role = self.role.lock();
             role.waiters.push(done);
+            role.writes_all |= writes_all;
             if role.is_led {
                 return;
             }
             role.is_led = true;
         }
         loop {
-            let waiters = {
+            let (waiters, writes_all) = {
                 let mut role = self.role.lock();
                 if role.waiters.is_empty() {
                     role.is_led = false;
                     return;
                 }
-                std::mem::take(&mut role.waiters)
+                let writes_all = std::mem::take(&mut role.writes_all);
+                (std::mem::take(&mut role.waiters), writes_all)
             };
-            let result = self.commit_once();
+            let result = self.commit_once(writes_all);
             self.signals.apply.wake_if_asleep();
             for done in waiters {
                 done(result.clone());
@@ -99,21 +109,23 @@ impl Filesystem {
         }
     }
 
-    fn commit_once(&self) -> Result<()> {
+    fn commit_once(&self, writes_all: bool) -> Result<()> {
         self.meta.latch().check()?;
-        for inode in std::mem::take(&mut *self.flush_list.lock()) {
-            self.write_back(&inode, 0..u64::MAX)?;
-        }
         let listed = std::mem::take(&mut *self.listed.lock());
-        let mut still_dirty = Vec::new();
         let mut result = Ok(());
+        // What must go with the names (D8) is collected before anything can be committed.
+        for inode in listed.iter().filter(|inode| Self::take_replaced(inode)) {
+            result = result.and(self.write_back(inode, 0..u64::MAX)).and(self.collect(inode));
+        }
+        let mut still_dirty = Vec::new();
         for inode in listed {
             inode.is_listed.store(false, Ordering::Release);
-            if Self::take_replaced(&inode) {
+            if writes_all {
                 result = result.and(self.write_back(&inode, 0..u64::MAX));
             }
             result = result.and(self.collect(&inode));
-            if result.is_err() || inode.file.as_ref().is_some_and(|file| file.is_busy()) {
+            // Looked at in this order: data in flight shows as busy until its extents can be collected.
+            if result.is_err() || inode.file.as_ref().is_some_and(|file| file.is_busy()) || Self::has_uncollected(&inode) {
                 still_dirty.push(inode);
             }
             if self.meta.pressure() != crate::meta::Pressure::None {
@@ -128,6 +140,10 @@ impl Filesystem {
         result?;
         self.meta.commit()?;
         Ok(())
+    }
+
+    fn has_uncollected(inode: &Inode) -> bool {
+        inode.file.as_ref().is_some_and(|file| file.extents.map.lock().uncollected() > 0) || inode.state.lock().is_dirty
     }
 
     /// Puts what changed in memory only, finished extents and times, into the running transaction.

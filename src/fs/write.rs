@@ -52,6 +52,7 @@ impl Filesystem {
         drop(no_waiting);
         if flags.sync {
             self.write_back(&inode, offset..end)?;
+            self.collect(&inode)?;
             self.commit_now()?;
         }
         Ok(data.len())
@@ -166,11 +167,10 @@ impl Filesystem {
         result
     }
 
-    /// The data of `inode` goes with the next commit (D8).
-    pub(super) fn flush_with_commit(&self, inode: &Arc<Inode>) {
-        if inode.file.as_ref().is_some_and(|file| file.is_busy()) {
-            self.flush_list.lock().push(inode.clone());
-        }
+    /// The data of `inode` is in the running transaction, or an earlier one, when this returns (D8).
+    pub(super) fn write_and_collect(&self, inode: &Arc<Inode>) -> Result<()> {
+        self.write_back(inode, 0..u64::MAX)?;
+        self.collect(inode)
     }
 
     /// Is there data to go with the next commit because the file was truncated to nothing before? True once.

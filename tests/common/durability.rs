@@ -143,7 +143,11 @@ impl History {
                     is_replaced = bytes.size() == 0 && (shrinks || is_replaced) && !now.has_committed;
                 }
                 Some(Event::Allocated { file: id, offset, end, zeroes }) if *id == file && is_there => {
-                    possible.allocate(*offset, *end, *zeroes, bytes, before.map_or(0, FileBytes::size));
+                    possible.allocate(*offset, *end, *zeroes, bytes);
+                    // Zeroing and growing are two steps, and a commit that somebody else asked for may lie between them.
+                    if number < step && before.is_none_or(|before| before.size() < bytes.size()) {
+                        possible.size_low = possible.size_low.max(bytes.size());
+                    }
                 }
                 Some(Event::Synced { node }) if *node == file && number <= complete => possible.settle(bytes, number),
                 Some(Event::SyncedAll) if number <= complete => possible.settle(bytes, number),
@@ -228,7 +232,7 @@ impl Possible {
         self.sizes = BTreeSet::from([size]);
     }
 
-    fn allocate(&mut self, offset: u64, end: u64, zeroes: bool, bytes: &FileBytes, old_size: u64) {
+    fn allocate(&mut self, offset: u64, end: u64, zeroes: bool, bytes: &FileBytes) {
         if zeroes {
             let touched: Vec<u64> = self.blocks.range(blocks_of(offset, end)).map(|(index, _)| *index).collect();
             for index in touched {
@@ -240,9 +244,6 @@ impl Possible {
                 }
                 add(versions, bytes.block(index).cloned());
             }
-        }
-        if bytes.size() > old_size {
-            self.size_low = self.size_low.max(bytes.size());
         }
         self.size_high = self.size_high.max(bytes.size());
         self.sizes.insert(bytes.size());

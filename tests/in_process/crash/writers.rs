@@ -63,7 +63,10 @@ fn write(
     let mut runner = Runner::new(fs, Model::rooted(root));
     runner.deletes_later = deletes_later;
     let mut history = History::new(runner.model.clone());
-    for operation in operations.iter().filter(|operation| **operation != Operation::Remount) {
+    // Times are kept in memory until a commit looks at the inode: one that others asked for may come between them and what the same
+    // writer did next.
+    let is_wanted = |operation: &&Operation| !matches!(operation, Operation::Remount | Operation::SetModified { .. });
+    for operation in operations.iter().filter(is_wanted) {
         progress.begun.store(history.last() + 1, Ordering::SeqCst);
         let effect = runner.run(operation).map_err(|error| format!("writer in {root}: {error}"))?;
         let number = history.add(&runner.model, effect, false);
