@@ -68,6 +68,13 @@ pub struct Dropped {
     pub promised_blocks: u64,
 }
 
+/// Which map is being read, and which of its lives.
+#[derive(Clone, Copy)]
+struct Reading {
+    inode: InodeNumber,
+    generation: u64,
+}
+
 /// The map of one file; lock rank Extents.
 #[derive(Debug)]
 pub struct FileExtents {
@@ -75,6 +82,8 @@ pub struct FileExtents {
     pub(super) entries: BTreeMap<u64, Entry>,
     /// Loaded chunks; None when all are (new files).
     loaded: Option<BTreeSet<u64>>,
+    /// Counts how often everything was forgotten: what was read before that may be older than what was stored since.
+    generation: u64,
     /// Keys of fresh entries.
     pub(super) fresh: BTreeSet<u64>,
     /// Keys whose stored record differs from the entry, or has none any more.
@@ -95,6 +104,7 @@ impl FileExtents {
             inode,
             entries: BTreeMap::new(),
             loaded: None,
+            generation: 0,
             fresh: BTreeSet::new(),
             touched: BTreeSet::new(),
             deltas: Vec::new(),
@@ -180,22 +190,26 @@ impl FileExtents {
     /// Reads what is missing of `start..end` from the metadata. Called without the lock; `lock` takes it for a moment.
     fn load(extents: &RankedMutex<FileExtents>, meta: &Metadata, start: u64, end: u64) -> Result<()> {
         loop {
-            let (inode, chunk, is_open_ended) = {
+            let (reading, chunk, is_open_ended) = {
                 let map = extents.lock();
                 match map.missing(start, end) {
                     None => return Ok(()),
-                    Some(chunk) => (map.inode, chunk, end - start > 16 * CHUNK_BYTES),
+                    Some(chunk) => {
+                        let reading = Reading { inode: map.inode, generation: map.generation };
+                        (reading, chunk, end - start > 16 * CHUNK_BYTES)
+                    }
                 }
             };
             if is_open_ended {
-                Self::load_all(extents, meta, inode)?;
+                Self::load_all(extents, meta, reading)?;
             } else {
-                Self::load_chunk(extents, meta, inode, chunk)?;
+                Self::load_chunk(extents, meta, reading, chunk)?;
             }
         }
     }
 
-    fn load_chunk(extents: &RankedMutex<FileExtents>, meta: &Metadata, inode: InodeNumber, chunk: u64) -> Result<()> {
+    fn load_chunk(extents: &RankedMutex<FileExtents>, meta: &Metadata, reading: Reading, chunk: u64) -> Result<()> {
+        let inode = reading.inode;
         let (begin, end) = (chunk * CHUNK_BYTES, (chunk + 1).saturating_mul(CHUNK_BYTES));
         // A record of an earlier chunk may reach into this one: that chunk then comes first, and owns it.
         if let Some((key, record)) = meta.last(&schema::map(inode, 0), &schema::map(inode, begin))? {
@@ -203,25 +217,29 @@ impl FileExtents {
             let reaches = offset + MapRecord::decode(&record)?.length() > begin;
             let owner = offset / CHUNK_BYTES;
             if reaches && !extents.lock().is_loaded(offset, offset + 1) {
-                Self::load_chunk(extents, meta, inode, owner)?;
+                Self::load_chunk(extents, meta, reading, owner)?;
             }
         }
         let mut found = Vec::new();
         read_records(meta, schema::map(inode, begin), &schema::map(inode, end), &mut found)?;
-        extents.lock().add_loaded(chunk, begin, end, found);
+        extents.lock().add_loaded(reading.generation, chunk, begin, end, found);
         Ok(())
     }
 
-    fn load_all(extents: &RankedMutex<FileExtents>, meta: &Metadata, inode: InodeNumber) -> Result<()> {
+    fn load_all(extents: &RankedMutex<FileExtents>, meta: &Metadata, reading: Reading) -> Result<()> {
         use schema::Item;
+        let inode = reading.inode;
         let mut found = Vec::new();
         read_records(meta, schema::items(inode, Item::Map), &schema::items_end(inode, Item::Map), &mut found)?;
         let mut map = extents.lock();
+        if map.generation != reading.generation {
+            return Ok(());
+        }
         let chunks: BTreeSet<u64> = found.iter().map(|(offset, _)| offset / CHUNK_BYTES).collect();
         for chunk in chunks {
             let (begin, end) = (chunk * CHUNK_BYTES, (chunk + 1).saturating_mul(CHUNK_BYTES));
             let part = found.iter().filter(|(offset, _)| *offset >= begin && *offset < end).cloned().collect();
-            map.add_loaded(chunk, begin, end, part);
+            map.add_loaded(reading.generation, chunk, begin, end, part);
         }
         if let Some(loaded) = &mut map.loaded {
             loaded.insert(u64::MAX);
@@ -229,7 +247,12 @@ impl FileExtents {
         Ok(())
     }
 
-    fn add_loaded(&mut self, chunk: u64, begin: u64, end: u64, found: Vec<(u64, MapRecord)>) {
+    /// Enters what was read, unless the map was forgotten since: it may have changed and been stored meanwhile, and what was read
+    /// be older than that. The caller then reads again.
+    fn add_loaded(&mut self, generation: u64, chunk: u64, begin: u64, end: u64, found: Vec<(u64, MapRecord)>) {
+        if self.generation != generation {
+            return;
+        }
         let Some(loaded) = &mut self.loaded else { return };
         if loaded.contains(&u64::MAX) || !loaded.insert(chunk) {
             return;
@@ -253,6 +276,7 @@ impl FileExtents {
             if !has_claims {
                 self.entries.clear();
                 self.loaded = Some(BTreeSet::new());
+                self.generation += 1;
             }
         }
     }

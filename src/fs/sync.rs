@@ -11,8 +11,9 @@ use crate::units::InodeNumber;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Entries of a file's map that stay in memory once they are recorded.
-const ENTRIES_KEPT_MAX: usize = 1 << 16;
+/// Bytes of cache budget for each entry of a file's map that stays in memory once it is recorded. A map that is larger is forgotten
+/// whole and loaded again in pieces, so the bound must be one that few files reach.
+const CACHE_BYTES_PER_ENTRY: u64 = 256;
 
 /// Who waits for the next commit.
 #[derive(Default)]
@@ -159,7 +160,7 @@ impl Filesystem {
             map.collect(&mut batch, self.space.blocks_per_group());
             state.record.size = map.size();
             state.record.blocks = map.blocks();
-            if map.entry_count() > ENTRIES_KEPT_MAX {
+            if map.entry_count() as u64 > self.options.cache_bytes / CACHE_BYTES_PER_ENTRY {
                 map.forget();
             }
         }

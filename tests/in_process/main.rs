@@ -17,6 +17,7 @@ mod tree;
 
 mod corruption;
 mod crash;
+mod forgotten_maps;
 mod index;
 mod issues;
 mod model;
