@@ -85,10 +85,7 @@ impl CachedFile {
 
     /// Waits until no ordered extent overlaps `range`. The caller may hold a range lock, nothing later.
     pub fn wait_in_flight(&self, range: Range<u64>) {
-        let mut content = self.content.lock();
-        while content.in_flight.iter().any(|(_, flying)| flying.start < range.end && range.start < flying.end) {
-            content.wait(&self.finished);
-        }
+        drop(self.lock_settled(&range));
     }
 
     /// The segments, with no ordered extent over `range`: what is removed or replaced before the lock is given up cannot come back
