@@ -250,8 +250,8 @@ fn parse_mount(line: &[u8]) -> Option<Mounted> {
     })
 }
 
-/// Space, tab, newline and backslash are written as `\040` and so on.
-fn unescape(field: &[u8]) -> OsString {
+/// A field of mountinfo: space, tab, newline and backslash are written as `\040` and so on.
+pub(crate) fn unescape(field: &[u8]) -> OsString {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((first, tail)) = rest.split_first() {

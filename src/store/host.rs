@@ -3,8 +3,9 @@
 //! A store on a sumfs mount would wait for itself under memory pressure, and with its own mount for ever. Everything here is
 //! read from /proc and /sys and never from the mounts themselves, since a mount whose daemon is gone answers nobody.
 
-use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use crate::sys::unescape;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -145,30 +146,10 @@ fn backing_file(directory: &Path) -> Option<PathBuf> {
 fn parse_mount(line: &[u8]) -> Option<Mount> {
     let mut fields = line.split(|byte| *byte == b' ');
     let device = parse_device_number(fields.nth(2)?)?;
-    let mountpoint = unescape(fields.nth(1)?);
+    let mountpoint = PathBuf::from(unescape(fields.nth(1)?));
     let mut rest = fields.skip_while(|field| *field != b"-").skip(1);
     let file_system_type = String::from_utf8_lossy(rest.next()?).into_owned();
-    Some(Mount { device, mountpoint, file_system_type, source: unescape(rest.next()?) })
-}
-
-/// Space, tab, newline and backslash are written as `\040` and so on.
-fn unescape(field: &[u8]) -> PathBuf {
-    let mut bytes = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some((first, tail)) = rest.split_first() {
-        let digits = tail.get(..3).filter(|_| *first == b'\\').and_then(|digits| std::str::from_utf8(digits).ok());
-        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = tail.get(3..).unwrap_or_default();
-            }
-            None => {
-                bytes.push(*first);
-                rest = tail;
-            }
-        }
-    }
-    PathBuf::from(OsStr::from_bytes(&bytes))
+    Some(Mount { device, mountpoint, file_system_type, source: PathBuf::from(unescape(rest.next()?)) })
 }
 
 #[cfg(test)]
