@@ -17,6 +17,17 @@ pub struct Content {
     /// Ordered extents: number and range of frozen data on its way to the device.
     pub in_flight: Vec<(u64, Range<u64>)>,
     pub(super) next_number: u64,
+    /// Where the last read ended.
+    last_read_end: u64,
+    /// The count of evictions when the segments were last aged.
+    pub(super) aged_at: u64,
+}
+
+impl Content {
+    /// Does a read of `range` only go on where the last one ended?
+    pub(super) fn note_read(&mut self, range: &Range<u64>) -> bool {
+        std::mem::replace(&mut self.last_read_end, range.end) == range.start
+    }
 }
 
 /// A regular file in memory.

@@ -10,6 +10,7 @@ pub mod write;
 pub mod writeback;
 
 pub use file::CachedFile;
+use file::Content;
 pub use read::ReadData;
 
 use crate::error::Result;
@@ -23,6 +24,8 @@ use std::time::Duration;
 
 /// How often those who wait for writeback look whether it failed for good.
 const LATCH_LOOK: Duration = Duration::from_millis(100);
+/// One call of `evict` makes room for a sixteenth of the budget: hot segments outlive four budgets of streams.
+const EVICTIONS_BETWEEN_AGING: u64 = 64;
 
 /// The cache of all files.
 #[derive(Debug)]
@@ -39,6 +42,8 @@ pub struct Cache {
     total_bytes: AtomicU64,
     dirty_lock: Mutex<()>,
     dirty_fell: Condvar,
+    /// Counts calls of `evict`.
+    evictions: AtomicU64,
     /// Files with clean segments, oldest first.
     queue: Mutex<VecDeque<Weak<CachedFile>>>,
 }
@@ -55,6 +60,7 @@ impl Cache {
             total_bytes: AtomicU64::new(0),
             dirty_lock: Mutex::new(()),
             dirty_fell: Condvar::new(),
+            evictions: AtomicU64::new(0),
             queue: Mutex::new(VecDeque::new()),
         }
     }
@@ -112,18 +118,34 @@ impl Cache {
         }
     }
 
-    /// Drops clean segments, oldest files first, until the budget holds. Second chance: what was used since the last look
-    /// stays this time.
+    /// Drops clean segments until the budget holds: cold ones, oldest files first; only if that is not enough, hot ones. What is
+    /// read once from front to back stays cold and so cannot displace what is used again and again; hot segments that are not used
+    /// any more are aged at long intervals.
     pub fn evict(&self) {
-        let mut rounds = 2 * self.queue.lock().len();
-        while self.total_bytes() > self.budget_bytes && rounds > 0 {
-            rounds -= 1;
+        let round = self.evictions.fetch_add(1, Ordering::Relaxed);
+        self.evict_from_all(|content| {
+            let ages = round >= content.aged_at + EVICTIONS_BETWEEN_AGING;
+            if ages {
+                content.aged_at = round;
+            }
+            ages
+        });
+        // Twice: the first round makes hot ones cold.
+        self.evict_from_all(|_| true);
+        self.evict_from_all(|_| true);
+    }
+
+    fn evict_from_all(&self, ages: impl Fn(&mut Content) -> bool) {
+        let mut files = self.queue.lock().len();
+        while self.total_bytes() > self.budget_bytes && files > 0 {
+            files -= 1;
             let next = self.queue.lock().pop_front();
             let Some(file) = next.and_then(|weak| weak.upgrade()) else { continue };
             let over = self.total_bytes().saturating_sub(self.budget_bytes * 15 / 16);
             let (dropped, rest) = {
                 let mut content = file.content.lock();
-                let dropped = content.segments.evict(over);
+                let ages = ages(&mut content);
+                let dropped = content.segments.evict(over, ages);
                 (dropped, content.segments.total_bytes)
             };
             self.account(dropped, 0);

@@ -36,15 +36,20 @@ pub struct Segment {
     len: usize,
     /// See [`State`].
     pub state: State,
-    /// Used since eviction last looked.
+    /// Used again since it came, or since it was last aged: hot.
     pub is_referenced: bool,
 }
 
 impl Segment {
     /// All of `buffer`.
     pub fn new(buffer: AlignedBuffer, state: State) -> Segment {
+        Segment::shared(Arc::new(buffer), state)
+    }
+
+    /// All of `buffer`, which others hold too.
+    pub fn shared(buffer: Arc<AlignedBuffer>, state: State) -> Segment {
         let len = buffer.len();
-        Segment { buffer: Arc::new(buffer), begin: 0, len, state, is_referenced: false }
+        Segment { buffer, begin: 0, len, state, is_referenced: false }
     }
 
     /// Bytes.
@@ -124,13 +129,13 @@ impl Segments {
         dirty.map(|(offset, segment)| (offset + segment.len()).min(range.end) - offset.max(range.start)).sum()
     }
 
-    /// The segment that alone covers `range`, marked as used.
-    pub fn single(&mut self, range: Range<u64>) -> Option<(Arc<AlignedBuffer>, Range<usize>)> {
+    /// The segment that alone covers `range`, marked as hot unless the read only goes on where the last one ended.
+    pub fn single(&mut self, range: Range<u64>, goes_on: bool) -> Option<(Arc<AlignedBuffer>, Range<usize>)> {
         let (offset, segment) = self.map.range_mut(..=range.start).next_back()?;
         if *offset + segment.len() < range.end {
             return None;
         }
-        segment.is_referenced = true;
+        segment.is_referenced |= !goes_on;
         let begin = segment.begin + (range.start - offset) as usize;
         Some((segment.buffer.clone(), begin..begin + (range.end - range.start) as usize))
     }
@@ -340,14 +345,12 @@ impl Segments {
         dirty
     }
 
-    /// Drops clean segments that were not used since the last look, at most `budget` bytes; bytes dropped.
-    pub fn evict(&mut self, budget: u64) -> u64 {
+    /// Drops clean segments that are not hot, at most `budget` bytes; bytes dropped. With `ages`, hot ones are cold afterwards.
+    pub fn evict(&mut self, budget: u64, ages: bool) -> u64 {
         let mut dropped = 0;
         self.map.retain(|_, segment| {
             let keep = segment.state != State::Clean || segment.is_referenced || dropped >= budget;
-            if dropped < budget {
-                segment.is_referenced = false;
-            }
+            segment.is_referenced &= !ages;
             if !keep {
                 dropped += segment.len();
             }

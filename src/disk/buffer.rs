@@ -1,5 +1,5 @@
 //! Aligned memory: what O_DIRECT, the cache's segments and the checksum pipeline share. One of the few files with
-//! `unsafe`. Buffers of 1 MiB, the common case of streams, are kept and used again: a fresh one costs 256 page faults.
+//! `unsafe`. Buffers of the sizes that streams use are kept and used again: a fresh one of 1 MiB costs 256 page faults.
 
 #![allow(unsafe_code)]
 
@@ -9,10 +9,19 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
 const ALIGNMENT: usize = 4096;
-const KEPT_BYTES: usize = 1 << 20;
+/// Kept sizes are the powers of two from 64 KiB to 1 MiB.
+const KEPT_SHIFT_MIN: u32 = 16;
+const KEPT_SIZES: usize = 5;
+/// Of the largest size 64 MiB are kept at most, of each smaller one half as much as of the next.
 const KEPT_COUNT_MAX: usize = 64;
 
-static KEPT: Mutex<Vec<AlignedBuffer>> = Mutex::new(Vec::new());
+static KEPT: [Mutex<Vec<AlignedBuffer>>; KEPT_SIZES] = [const { Mutex::new(Vec::new()) }; KEPT_SIZES];
+
+/// Where buffers of this length are kept.
+fn kept(len: usize) -> Option<&'static Mutex<Vec<AlignedBuffer>>> {
+    let size = len.checked_ilog2()?.checked_sub(KEPT_SHIFT_MIN)?;
+    KEPT.get(size as usize).filter(|_| len.is_power_of_two())
+}
 
 /// Memory aligned to 4096 bytes, of a fixed length, owned by one holder.
 pub struct AlignedBuffer {
@@ -71,14 +80,14 @@ impl AlignedBuffer {
     }
 
     fn kept(len: usize) -> Option<AlignedBuffer> {
-        if len == KEPT_BYTES { KEPT.lock().pop() } else { None }
+        kept(len)?.lock().pop()
     }
 }
 
 impl Drop for AlignedBuffer {
     fn drop(&mut self) {
-        if self.len == KEPT_BYTES {
-            let mut kept = KEPT.lock();
+        if let Some(kept) = kept(self.len) {
+            let mut kept = kept.lock();
             if kept.len() < KEPT_COUNT_MAX {
                 kept.push(AlignedBuffer { pointer: self.pointer, len: self.len });
                 return;
