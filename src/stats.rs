@@ -160,6 +160,10 @@ counters! {
         blocks_written,
         /// Extents written.
         extents_written,
+        /// Writes saved because the runs of a pass lay side by side.
+        merged_writes,
+        /// Reads saved because the pieces of a request lay side by side.
+        merged_reads,
         /// Flushes of data devices.
         device_flushes,
         /// Errors that devices reported.

@@ -38,7 +38,8 @@ impl Cache {
         let within = (range.start - whole.start) as usize..(range.end - whole.start) as usize;
         let (gaps, mut assembled) = {
             let mut content = file.content.lock();
-            if let Some((buffer, range)) = content.segments.single(range.clone()) {
+            let goes_on = content.note_read(&range);
+            if let Some((buffer, range)) = content.segments.single(range.clone(), goes_on) {
                 self.stats.cache_hits.fetch_add(1, Ordering::Relaxed);
                 return Ok(ReadData::new(buffer, range));
             }
@@ -61,22 +62,29 @@ impl Cache {
                 self.extents.load(&file.extents, gap.start, target)?;
             }
         }
+        let assembled = Arc::new(assembled);
         if keep && self.keeps_clean {
             self.keep_loaded(file, &whole, &gaps, &assembled);
         }
-        Ok(ReadData::new(Arc::new(assembled), within))
+        Ok(ReadData::new(assembled, within))
     }
 
     /// Enters what was loaded into the cache, where nothing newer came meanwhile.
-    fn keep_loaded(&self, file: &Arc<CachedFile>, whole: &Range<u64>, gaps: &[Range<u64>], bytes: &AlignedBuffer) {
+    fn keep_loaded(&self, file: &Arc<CachedFile>, whole: &Range<u64>, gaps: &[Range<u64>], bytes: &Arc<AlignedBuffer>) {
         let (before, after) = {
             let mut content = file.content.lock();
             let before = content.segments.total_bytes;
             for gap in gaps {
-                let part = bytes.get((gap.start - whole.start) as usize..(gap.end - whole.start) as usize);
-                if let (Some(part), true) = (part, content.segments.gaps(gap.clone()) == [gap.clone()]) {
-                    content.segments.insert(gap.start, Segment::new(AlignedBuffer::copy_of(part), State::Clean));
+                if content.segments.gaps(gap.clone()) != [gap.clone()] {
+                    continue;
                 }
+                let part = bytes.get((gap.start - whole.start) as usize..(gap.end - whole.start) as usize);
+                let segment = match part {
+                    _ if gap == whole => Segment::shared(bytes.clone(), State::Clean),
+                    Some(part) => Segment::new(AlignedBuffer::copy_of(part), State::Clean),
+                    None => continue,
+                };
+                content.segments.insert(gap.start, segment);
             }
             (before, content.segments.total_bytes)
         };

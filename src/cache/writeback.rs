@@ -1,21 +1,78 @@
 //! Writeback: dirty runs become ordered extents and go to the device. The bytes are frozen under the segments' lock, written
 //! without it, and an ordered extent never overlaps another one of the same file, so an older version cannot land on a newer.
+//!
+//! A pass gathers runs, of one file or of many, under a *plug* and hands them down together, so that small neighbours on the device
+//! become one write. Runs under a plug are in flight: who is about to wait for anything releases it first, else two passes could
+//! wait for each other's runs.
 
 use super::segment::Frozen;
 use super::{Cache, CachedFile};
-use crate::disk::buffer::AlignedBuffer;
 use crate::error::Result;
 use crate::extent::load::whole_blocks;
-use crate::units::BLOCK_SIZE;
+use crate::extent::store::DirtyRun;
+use crate::units::{BLOCK_SIZE, EXTENT_BYTES_MAX};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+/// A plug is released when it holds so many bytes (one extent: a larger write gains nothing) or runs.
+const PLUG_BYTES: u64 = EXTENT_BYTES_MAX;
+const PLUG_RUNS: usize = 256;
+
+/// A dirty run that was frozen.
+struct FrozenRun {
+    file: Arc<CachedFile>,
+    start: u64,
+    number: u64,
+    parts: Vec<Frozen>,
+    bytes: u64,
+}
+
 /// What the next step of a writeback pass is.
 enum Next {
-    Run { start: u64, number: u64, parts: Vec<Frozen>, bytes: u64 },
+    Run(FrozenRun),
     Busy,
     Done,
+}
+
+/// Runs gathered by a pass.
+struct Plug<'a> {
+    cache: &'a Cache,
+    runs: Vec<FrozenRun>,
+    bytes: u64,
+}
+
+impl Plug<'_> {
+    /// Freezes what is dirty in `range`, releasing the plug whenever it is full. What is in flight there is waited for if dirty data
+    /// lies over it; the rest may still be in flight afterwards.
+    fn gather(&mut self, file: &Arc<CachedFile>, range: Range<u64>) -> Result<()> {
+        let mut from = range.start;
+        loop {
+            match self.cache.next_run(file, from..range.end) {
+                Next::Run(run) => {
+                    from = run.start + run.bytes;
+                    self.bytes += run.bytes;
+                    self.runs.push(run);
+                    if self.bytes >= PLUG_BYTES || self.runs.len() >= PLUG_RUNS {
+                        self.release()?;
+                    }
+                }
+                Next::Busy => {
+                    self.release()?;
+                    file.wait_in_flight(range.clone());
+                    from = range.start;
+                }
+                Next::Done => return Ok(()),
+            }
+        }
+    }
+
+    /// Writes what was gathered; the first error.
+    fn release(&mut self) -> Result<()> {
+        self.bytes = 0;
+        let runs = std::mem::take(&mut self.runs);
+        if runs.is_empty() { Ok(()) } else { self.cache.write_runs(&runs) }
+    }
 }
 
 impl Cache {
@@ -23,29 +80,26 @@ impl Cache {
     /// fsync.
     pub fn write_back(&self, file: &Arc<CachedFile>, range: Range<u64>) -> Result<()> {
         let range = whole_blocks(range);
-        let mut result = Ok(());
-        let mut from = range.start;
-        loop {
-            match self.next_run(file, from..range.end) {
-                Next::Run { start, number, parts, bytes } => {
-                    from = start + bytes;
-                    if let Err(error) = self.write_run(file, start, number, &parts, bytes) {
-                        result = Err(error);
-                        break;
-                    }
-                }
-                Next::Busy => {
-                    file.wait_in_flight(range.clone());
-                    from = range.start;
-                }
-                Next::Done => break,
-            }
-        }
+        let mut plug = Plug { cache: self, runs: Vec::new(), bytes: 0 };
+        let gathered = plug.gather(file, range.clone());
+        let result = gathered.and(plug.release());
         file.wait_in_flight(range);
         result
     }
 
-    fn next_run(&self, file: &CachedFile, range: Range<u64>) -> Next {
+    /// The same for whole files in one pass. The first error; the others go on, and each file keeps its own for fsync.
+    pub fn write_back_files(&self, files: &[&Arc<CachedFile>]) -> Result<()> {
+        let mut plug = Plug { cache: self, runs: Vec::new(), bytes: 0 };
+        let mut result = Ok(());
+        for file in files {
+            result = result.and(plug.gather(file, 0..u64::MAX));
+        }
+        result = result.and(plug.release());
+        files.iter().for_each(|file| file.wait_in_flight(0..u64::MAX));
+        result
+    }
+
+    fn next_run(&self, file: &Arc<CachedFile>, range: Range<u64>) -> Next {
         let mut content = file.content.lock();
         let mut from = range.start;
         let mut is_busy = false;
@@ -69,52 +123,74 @@ impl Cache {
             let parts = content.segments.freeze_run(start, end, number);
             let bytes: u64 = parts.iter().map(|part| part.bytes().len() as u64).sum();
             content.in_flight.push((number, start..start + bytes));
-            return Next::Run { start, number, parts, bytes };
+            return Next::Run(FrozenRun { file: file.clone(), start, number, parts, bytes });
         }
         if is_busy { Next::Busy } else { Next::Done }
     }
 
-    fn write_run(&self, file: &Arc<CachedFile>, start: u64, number: u64, parts: &[Frozen], bytes: u64) -> Result<()> {
-        let slices: Vec<&[u8]> = parts.iter().map(Frozen::bytes).collect();
-        let size = file.size();
-        let end = (start + bytes).min(size.max(start + 1));
-        let result = self.extents.store(&file.extents, start, end, &slices, size);
+    fn write_runs(&self, runs: &[FrozenRun]) -> Result<()> {
+        let dirty: Vec<DirtyRun<'_>> = runs
+            .iter()
+            .map(|run| {
+                let file_size = run.file.size();
+                DirtyRun {
+                    file: &run.file.extents,
+                    offset: run.start,
+                    end: (run.start + run.bytes).min(file_size.max(run.start + 1)),
+                    slices: run.parts.iter().map(Frozen::bytes).collect(),
+                    file_size,
+                }
+            })
+            .collect();
+        let results = self.extents.store(&dirty);
+        let mut first = Ok(());
+        for (run, result) in runs.iter().zip(results) {
+            self.finish_run(run, &result);
+            first = first.and(result);
+        }
+        if self.keeps_clean && self.total_bytes() > self.budget_bytes {
+            self.evict();
+        }
+        first
+    }
+
+    fn finish_run(&self, run: &FrozenRun, result: &Result<()>) {
+        let file = &run.file;
         self.stats.writebacks.fetch_add(1, Ordering::Relaxed);
         let (dirty_again, before, after) = {
             let mut content = file.content.lock();
             let before = content.segments.total_bytes;
-            let dirty_again = content.segments.finish(start..start + bytes, number, result.is_err(), self.keeps_clean);
-            content.in_flight.retain(|(flying, _)| *flying != number);
+            let range = run.start..run.start + run.bytes;
+            let dirty_again = content.segments.finish(range, run.number, result.is_err(), self.keeps_clean);
+            content.in_flight.retain(|(flying, _)| *flying != run.number);
             (dirty_again, before, content.segments.total_bytes)
         };
         self.account(before, after);
-        self.dirty_fell_by(bytes - dirty_again);
-        file.finished.notify_all();
-        if self.keeps_clean {
-            self.queue_for_eviction(file);
-            if self.total_bytes() > self.budget_bytes {
-                self.evict();
-            }
-        }
-        if let Err(error) = &result {
+        self.dirty_fell_by(run.bytes - dirty_again);
+        if let Err(error) = result {
             file.note_error(error.clone());
             self.extents.meta.latch().set(&format!("writing back inode {}: {error}", file.inode), true);
         }
-        result
+        file.finished.notify_all();
+        if self.keeps_clean {
+            self.queue_for_eviction(file);
+        }
     }
 
-    /// Writes whole blocks straight to the device (O_DIRECT): a private copy, an ordered extent of its own. The caller holds the
-    /// range exclusively; what the cache has of it is superseded.
+    /// Writes whole blocks straight to the device (O_DIRECT): an ordered extent of its own. The caller holds the range exclusively,
+    /// and nobody changes `data` meanwhile (D9: it is a request's own memory); what the cache has of the range is superseded.
     pub fn write_through(&self, file: &Arc<CachedFile>, offset: u64, data: &[u8]) -> Result<()> {
         let end = offset + data.len() as u64;
         debug_assert!(offset.is_multiple_of(BLOCK_SIZE) && (data.len() as u64).is_multiple_of(BLOCK_SIZE));
         file.wait_in_flight(offset..end);
-        let copy = AlignedBuffer::copy_of(data);
         self.discard(file, offset..end);
-        let size = file.size().max(end);
-        self.extents.store(&file.extents, offset, end, &[&copy], size).inspect_err(|error| {
-            self.extents.meta.latch().set(&format!("writing inode {}: {error}", file.inode), true);
-        })?;
+        let file_size = file.size().max(end);
+        let run = DirtyRun { file: &file.extents, offset, end, slices: vec![data], file_size };
+        for result in self.extents.store(&[run]) {
+            result.inspect_err(|error| {
+                self.extents.meta.latch().set(&format!("writing inode {}: {error}", file.inode), true);
+            })?;
+        }
         file.grow(end);
         Ok(())
     }

@@ -2,20 +2,28 @@
 //! ones that mount(8), fstab and systemd pass along are taken and, where they mean something to a file system, obeyed.
 
 use super::Failure;
-use crate::fs::{AccessTimes, Options};
+use crate::fs::{AccessTimes, Options, ReadOrder, WaitInline};
 use crate::fuse::session::CacheMode;
 use crate::store::parse_size;
 use crate::sys::MountFlags;
 use std::path::PathBuf;
 
 /// Our options and one line about each.
-pub const OPTIONS: [(&str, &str); 12] = [
+pub const OPTIONS: [(&str, &str); 14] = [
     ("ro | rw", "read-only changes no byte of the store"),
     ("cache=writeback|none", "who holds written data first: the kernel's page cache, or the daemon"),
     ("cache-size=SIZE", "memory for the daemon's caches (256M)"),
     ("commit=SECONDS", "the longest that anything stays uncommitted (5)"),
     ("nowait=on|off", "off: every data operation goes through the worker pool, for comparison (on)"),
+    (
+        "wait-inline=auto|idle|off",
+        "when threads that read requests wait for devices themselves; idle, off: for comparison (auto)",
+    ),
     ("csum-inline=SIZE", "checksum up to this much on the thread that has it, above on the checksum pool"),
+    (
+        "read-order=submitted|reversed",
+        "reversed: large reads are verified and answered the wrong way round, for comparison (submitted)",
+    ),
     ("noatime | relatime | strictatime", "when reading updates access times (relatime)"),
     ("allow_other | noallow_other", "other users may enter (root: allow_other)"),
     ("threads=N", "threads that read requests from the kernel"),
@@ -173,6 +181,21 @@ impl MountOptions {
                     _ => return Err(wrong("must be on or off")),
                 }
             }
+            "wait-inline" => {
+                self.filesystem.wait_inline = match value {
+                    "auto" => WaitInline::Auto,
+                    "idle" => WaitInline::Idle,
+                    "off" => WaitInline::Off,
+                    _ => return Err(wrong("must be auto, idle or off")),
+                }
+            }
+            "read-order" => {
+                self.filesystem.read_order = match value {
+                    "submitted" => ReadOrder::Submitted,
+                    "reversed" => ReadOrder::Reversed,
+                    _ => return Err(wrong("must be submitted or reversed")),
+                }
+            }
             "csum-inline" => {
                 self.filesystem.checksum_inline_max_bytes =
                     usize::try_from(size()?).map_err(|_| wrong("too large; write it like 64K or 1M"))?;
@@ -214,13 +237,15 @@ mod tests {
     #[test]
     fn every_option_of_the_file_system() {
         let options = parse(
-            "ro,cache=none,cache-size=64M,commit=0.5,nowait=off,csum-inline=16K,noatime,allow_other,threads=3,log=/var/log/s,nosuid,nodev,noexec,sync",
+            "ro,cache=none,cache-size=64M,commit=0.5,nowait=off,wait-inline=idle,csum-inline=16K,read-order=reversed,noatime,allow_other,threads=3,log=/var/log/s,nosuid,nodev,noexec,sync",
         )
         .unwrap();
         assert!(options.filesystem.read_only && !options.filesystem.nowait && options.synchronous);
         assert_eq!(options.filesystem.cache_bytes, 64 << 20);
         assert_eq!(options.filesystem.commit_interval_ms, 500);
         assert_eq!(options.filesystem.checksum_inline_max_bytes, 16 << 10);
+        assert_eq!(options.filesystem.wait_inline, WaitInline::Idle);
+        assert_eq!(options.filesystem.read_order, ReadOrder::Reversed);
         assert!(matches!(options.filesystem.access_times, AccessTimes::Noatime));
         assert!(matches!(options.cache, CacheMode::None));
         assert_eq!((options.allow_other, options.threads), (Some(true), Some(3)));
@@ -261,6 +286,8 @@ mod tests {
             ("commit=-1", "0.05 to 3600"),
             ("commit=NaN", "0.05 to 3600"),
             ("nowait=1", "on or off"),
+            ("wait-inline=on", "auto, idle or off"),
+            ("read-order=any", "submitted or reversed"),
             ("threads=0", "1 to 256"),
             ("csum-inline=big", "64M"),
             ("log=", "missing"),

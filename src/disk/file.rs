@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::units::BLOCK_SIZE;
 use rustix::fs::{CWD, FallocateFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
-use std::io::IoSlice;
+use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -192,7 +192,7 @@ impl FileDisk {
         let mut at = offset;
         while !slices.is_empty() {
             let len = slices.iter().map(|slice| slice.len()).sum();
-            // Slices that O_DIRECT would refuse go through the page cache; callers with data have none of these.
+            // Lengths that O_DIRECT would refuse go through the page cache; callers with data have none of these.
             let fits = slices.iter().all(|slice| is_aligned(slice.len()) && is_aligned(slice.as_ptr().addr()));
             let written = if fits {
                 self.transfer(at, len, |fd| rustix::io::pwritev(fd, slices, at))
@@ -206,6 +206,23 @@ impl FileDisk {
                     IoSlice::advance_slices(&mut slices, count);
                 }
                 Err(errno) => return Err(self.failed("writing", at, len, errno)),
+            }
+        }
+        Ok(at)
+    }
+
+    /// Reads one batch of at most [`SLICES_MAX`] slices.
+    fn read_batch(&self, offset: u64, mut slices: &mut [IoSliceMut<'_>]) -> Result<u64> {
+        let mut at = offset;
+        while !slices.is_empty() {
+            let len = slices.iter().map(|slice| slice.len()).sum();
+            match self.transfer(at, len, |fd| rustix::io::preadv(fd, slices, at)) {
+                Ok(0) => return Err(Error::io(self.past_end("reading", at), std::io::ErrorKind::UnexpectedEof.into())),
+                Ok(count) => {
+                    at += count as u64;
+                    IoSliceMut::advance_slices(&mut slices, count);
+                }
+                Err(errno) => return Err(self.failed("reading", at, len, errno)),
             }
         }
         Ok(at)
@@ -268,12 +285,36 @@ impl Disk for FileDisk {
 
     fn write_vectored_at(&self, offset: u64, slices: &[&[u8]]) -> Result<()> {
         self.check_writable("writing to")?;
-        self.check_range("writing", offset, slices.iter().map(|slice| slice.len() as u64).sum())?;
+        let total: usize = slices.iter().map(|slice| slice.len()).sum();
+        self.check_range("writing", offset, total as u64)?;
+        if !slices.iter().all(|slice| is_aligned(slice.as_ptr().addr())) && self.direct_for(offset, total).is_some() {
+            return self.write_whole(offset, &AlignedBuffer::copy_of(&slices.concat()));
+        }
         let mut slices: Vec<IoSlice<'_>> =
             slices.iter().filter(|slice| !slice.is_empty()).map(|slice| IoSlice::new(slice)).collect();
         let mut at = offset;
         for batch in slices.chunks_mut(SLICES_MAX) {
             at = self.write_batch(at, batch)?;
+        }
+        Ok(())
+    }
+
+    fn read_vectored_at(&self, offset: u64, slices: &mut [&mut [u8]]) -> Result<()> {
+        let is_direct = |slice: &[u8]| is_aligned(slice.len()) && is_aligned(slice.as_ptr().addr());
+        if !offset.is_multiple_of(BLOCK_SIZE) || !slices.iter().all(|slice| is_direct(slice)) {
+            let mut at = offset;
+            for slice in slices {
+                self.read_at(at, slice)?;
+                at += slice.len() as u64;
+            }
+            return Ok(());
+        }
+        self.check_range("reading", offset, slices.iter().map(|slice| slice.len() as u64).sum())?;
+        let mut slices: Vec<IoSliceMut<'_>> =
+            slices.iter_mut().filter(|slice| !slice.is_empty()).map(|slice| IoSliceMut::new(slice)).collect();
+        let mut at = offset;
+        for batch in slices.chunks_mut(SLICES_MAX) {
+            at = self.read_batch(at, batch)?;
         }
         Ok(())
     }

@@ -36,6 +36,15 @@ pub trait Disk: Send + Sync + Debug {
         }
         Ok(())
     }
+    /// Fills the slices one after another from `offset` on, in as few calls as the system allows.
+    fn read_vectored_at(&self, offset: u64, slices: &mut [&mut [u8]]) -> Result<()> {
+        let mut at = offset;
+        for slice in slices {
+            self.read_at(at, slice)?;
+            at += slice.len() as u64;
+        }
+        Ok(())
+    }
     /// Makes everything written before durable.
     fn flush(&self) -> Result<()>;
     /// Changes the length; new bytes read as zeros. Block devices refuse.

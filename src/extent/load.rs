@@ -1,6 +1,10 @@
 //! The read pipeline: look the range up, read whole blocks, verify every one (D4), hand on. A block that fails its checksum is
 //! an error for reads that need it, once the mapping, looked up again, still names it (D10).
+//!
+//! What a request needs is read in the order of the device, neighbours in one call, and verified batch by batch in that order, while
+//! it is still in the core's cache (as btrfs finishes the pages of a read in the order they were submitted).
 
+use super::checksum::Mismatch;
 use super::map::{FileExtents, Kind};
 use super::{ExtentFile, Extents};
 use crate::error::{Error, Result};
@@ -70,6 +74,33 @@ impl FileExtents {
     }
 }
 
+/// Bytes that are read and verified together: they stay in a core's cache between the two.
+const WARM_BYTES: usize = 256 << 10;
+
+/// In which order what a large request read is verified, and large requests of one stream are answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReadOrder {
+    /// As submitted: each part is verified while it is warm.
+    #[default]
+    Submitted,
+    /// All is read, then verified from the end; the newest request goes first. Only to measure what the order is worth.
+    Reversed,
+}
+
+/// A part of a request with its place on the device and in the reply.
+struct Part<'a> {
+    address: BlockAddress,
+    /// Byte offset in the file.
+    offset: u64,
+    /// Checksums expected, one a block.
+    sums: Arc<[u32]>,
+    /// First of them.
+    first: usize,
+    /// Bytes that count; the rest becomes zeros.
+    valid: u64,
+    target: &'a mut [u8],
+}
+
 impl Extents {
     /// Fills `into` with the whole blocks of the file from `offset` on, verified. The caller holds the range locked, shared at
     /// least, so that the mapping cannot change under it.
@@ -77,39 +108,109 @@ impl Extents {
         let end = offset + into.len() as u64;
         let guard = self.space.enter_read();
         let pieces = FileExtents::lock_loaded(&file.map, &self.meta, offset, end)?.pieces(offset, end);
+        let mut parts = Vec::with_capacity(pieces.len());
+        let mut rest = into;
         for piece in pieces {
-            let range = (piece.offset - offset) as usize..(piece.offset + piece.length - offset) as usize;
-            let Some(target) = into.get_mut(range) else { continue };
+            let (target, behind) = std::mem::take(&mut rest).split_at_mut_checked(piece.length as usize).unwrap_or_default();
+            rest = behind;
             match &piece.data {
                 None => target.fill(0),
-                Some(data) => self.load_piece(file, &piece, data, target)?,
+                Some(data) => self.cut(file, piece.offset, data, target, &mut parts)?,
             }
         }
+        self.load_parts(file, &mut parts)?;
         drop(guard);
         Ok(())
     }
 
-    fn load_piece(&self, file: &ExtentFile, piece: &Piece, data: &Data, target: &mut [u8]) -> Result<()> {
-        let address = data.extent.plus(data.first as u64);
-        self.space.read(address, target).inspect_err(|_| {
-            self.stats.io_errors.fetch_add(1, Ordering::Relaxed);
-        })?;
+    /// Cuts a piece into parts that stay warm.
+    fn cut<'a>(
+        &self,
+        file: &ExtentFile,
+        mut offset: u64,
+        data: &Data,
+        target: &'a mut [u8],
+        parts: &mut Vec<Part<'a>>,
+    ) -> Result<()> {
         let sums = match &data.sums {
             Some(sums) => sums.clone(),
             None => self.read_sums(file, data)?,
         };
-        let blocks = target.len() / BLOCK;
-        let expected = sums.get(data.first..data.first + blocks).ok_or_else(|| {
-            Error::corrupt(format!("extent {} has fewer checksums than the file map of inode {} needs", data.extent, file.inode))
-        })?;
-        let found = self.checksummer.sums(&[target], &self.stats);
-        self.stats.blocks_verified.fetch_add(blocks as u64, Ordering::Relaxed);
-        for (block, (expected, found)) in expected.iter().zip(&found).enumerate() {
-            if expected != found {
-                return Err(self.report(file, piece, address.plus(block as u64), block, *expected, *found));
-            }
+        let (mut first, mut valid) = (data.first, data.valid);
+        for target in target.chunks_mut(WARM_BYTES) {
+            let (bytes, blocks) = (target.len() as u64, target.len() / BLOCK);
+            let address = data.extent.plus(first as u64);
+            parts.push(Part { address, offset, sums: sums.clone(), first, valid: valid.min(bytes), target });
+            offset += bytes;
+            first += blocks;
+            valid = valid.saturating_sub(bytes);
         }
-        if let Some(rest) = target.get_mut(data.valid as usize..) {
+        Ok(())
+    }
+
+    /// Reads the parts in the order of the device, neighbours in one call, and verifies each batch before the next is read.
+    fn load_parts(&self, file: &ExtentFile, parts: &mut [Part<'_>]) -> Result<()> {
+        if !parts.is_sorted_by_key(|part| part.address) {
+            parts.sort_unstable_by_key(|part| part.address);
+        }
+        let is_reversed = self.read_order == ReadOrder::Reversed;
+        let mut begin = 0;
+        while begin < parts.len() {
+            let count = self.batch(parts.get(begin..).unwrap_or_default());
+            let batch = parts.get_mut(begin..begin + count).unwrap_or_default();
+            self.read_batch(batch)?;
+            if !is_reversed {
+                batch.iter_mut().try_for_each(|part| self.verify(file, part))?;
+            }
+            begin += count;
+        }
+        if is_reversed {
+            parts.iter_mut().rev().try_for_each(|part| self.verify(file, part))?;
+        }
+        Ok(())
+    }
+
+    /// How many of the first parts are read in one call: neighbours in a group that stay warm together.
+    fn batch(&self, parts: &[Part<'_>]) -> usize {
+        let group = self.space.blocks_per_group();
+        let mut bytes = parts.first().map_or(0, |part| part.target.len());
+        let pairs = parts.windows(2).take_while(|pair| {
+            let [one, next] = pair else { return false };
+            bytes += next.target.len();
+            one.address.plus((one.target.len() / BLOCK) as u64) == next.address
+                && one.address.0 / group == next.address.0 / group
+                && bytes <= WARM_BYTES
+        });
+        1 + pairs.count()
+    }
+
+    fn read_batch(&self, batch: &mut [Part<'_>]) -> Result<()> {
+        let Some(address) = batch.first().map(|part| part.address) else { return Ok(()) };
+        let result = match batch {
+            [one] => self.space.read(address, &mut [&mut *one.target]),
+            many => {
+                self.stats.merged_reads.fetch_add(many.len() as u64 - 1, Ordering::Relaxed);
+                let mut targets: Vec<&mut [u8]> = many.iter_mut().map(|part| &mut *part.target).collect();
+                self.space.read(address, &mut targets)
+            }
+        };
+        result.inspect_err(|_| {
+            self.stats.io_errors.fetch_add(1, Ordering::Relaxed);
+        })
+    }
+
+    fn verify(&self, file: &ExtentFile, part: &mut Part<'_>) -> Result<()> {
+        let blocks = part.target.len() / BLOCK;
+        let expected = part.sums.get(part.first..part.first + blocks).ok_or_else(|| {
+            Error::corrupt(format!("an extent has fewer checksums than the file map of inode {} needs", file.inode))
+        })?;
+        let found = self.checksummer.first_mismatch(part.target, expected, &self.stats);
+        self.stats.blocks_verified.fetch_add(blocks as u64, Ordering::Relaxed);
+        if let Some(Mismatch { block, expected, found }) = found {
+            let offset = part.offset + block as u64 * BLOCK_SIZE;
+            return Err(self.report(file, offset, part.address.plus(block as u64), expected, found));
+        }
+        if let Some(rest) = part.target.get_mut(part.valid as usize..) {
             rest.fill(0);
         }
         Ok(())
@@ -126,7 +227,7 @@ impl Extents {
         Ok(sums)
     }
 
-    fn report(&self, file: &ExtentFile, piece: &Piece, address: BlockAddress, block: usize, expected: u32, found: u32) -> Error {
+    fn report(&self, file: &ExtentFile, offset: u64, address: BlockAddress, expected: u32, found: u32) -> Error {
         self.stats.checksum_errors.fetch_add(1, Ordering::Relaxed);
         let place = match self.space.place(address) {
             Ok(place) => place,
@@ -134,7 +235,7 @@ impl Extents {
         };
         Error::Integrity {
             inode: file.inode,
-            offset: piece.offset + block as u64 * BLOCK_SIZE,
+            offset,
             device: place.device,
             address,
             device_offset: place.offset,

@@ -10,7 +10,7 @@ pub mod load;
 pub mod map;
 pub mod store;
 
-pub use load::Piece;
+pub use load::{Piece, ReadOrder};
 pub use map::{Dropped, FileExtents};
 
 use crate::lock::{Rank, RankedMutex};
@@ -31,6 +31,8 @@ pub struct Extents {
     pub checksummer: checksum::Checksummer,
     /// Counters.
     pub stats: Arc<Stats>,
+    /// In which order large reads are verified.
+    pub read_order: ReadOrder,
 }
 
 /// One file as this layer sees it.

@@ -1,5 +1,8 @@
-//! The write pipeline of one dirty run: allocate, checksum, write, enter into the map. The bytes are frozen (D9) and the space
-//! is reserved (D5), so the only thing that can fail is the device; a failed write is tried elsewhere up to three times.
+//! The write pipeline of dirty runs: checksum, allocate, write, enter into the map. The bytes are frozen (D9) and the space is
+//! reserved (D5), so the only thing that can fail is the device; a failed write is tried elsewhere up to three times.
+//!
+//! Runs come several at a time, as a pass gathered them: what the allocator placed side by side goes out in one vectored write
+//! (the plug of md-raid5 and the block layer, one level higher).
 
 use super::{ExtentFile, Extents, FileExtents};
 use crate::error::Result;
@@ -13,32 +16,127 @@ const ATTEMPTS_MAX: u32 = 4;
 const PACKED_BYTES_MAX: u64 = 512 << 10;
 /// Runs of so many blocks get a window wherever they are in the file.
 const WINDOW_BLOCKS_MIN: u32 = 64;
+/// So many small runs in one pass are scattered: they are packed, to leave in one write.
+const SCATTERED_RUNS_MIN: usize = 8;
 /// Bytes of a window.
 const WINDOW_BYTES: u64 = EXTENT_BYTES_MAX;
 
+/// A dirty run on its way to the device. Its bytes are frozen.
+#[derive(Debug)]
+pub struct DirtyRun<'a> {
+    /// The file.
+    pub file: &'a ExtentFile,
+    /// Where in the file, a whole block.
+    pub offset: u64,
+    /// Of the last block only the bytes up to here belong to the file.
+    pub end: u64,
+    /// Whole blocks, one behind the other, at most `EXTENT_BYTES_MAX` in all.
+    pub slices: Vec<&'a [u8]>,
+    /// Guides the placement.
+    pub file_size: u64,
+}
+
+/// A part of a run that has its place.
+struct Placed<'a> {
+    run: usize,
+    /// First block, counted in the run.
+    first: usize,
+    count: u32,
+    address: BlockAddress,
+    slices: Vec<&'a [u8]>,
+}
+
 impl Extents {
-    /// Stores `slices` (whole blocks, one behind the other, at most `EXTENT_BYTES_MAX` in all) at `offset`. Of the last block only
-    /// the bytes up to `end` belong to the file. `file_size` guides the placement.
-    pub fn store(&self, file: &ExtentFile, offset: u64, end: u64, slices: &[&[u8]], file_size: u64) -> Result<()> {
-        let sums = self.checksummer.sums(slices, &self.stats);
-        let mut done = 0;
-        while done < sums.len() {
-            let at = offset + done as u64 * BLOCK_SIZE;
-            let (address, count) = self.place(file, at, (sums.len() - done) as u32, file_size)?;
-            let upto = done + count as usize;
-            let part = carve(slices, done * BLOCK, upto * BLOCK);
-            let address = self.write_somewhere(address, count, &part)?;
-            let length = (end - at).min(u64::from(count) * BLOCK_SIZE);
-            let part_sums = sums.get(done..upto).unwrap_or_default().into();
-            let dropped = {
-                let mut map = FileExtents::lock_loaded(&file.map, &self.meta, at, at + block_ceil(length))?;
-                map.finish(at, length, address, part_sums)
-            };
-            self.release(dropped)?;
-            self.stats.extents_written.fetch_add(1, Ordering::Relaxed);
-            self.stats.blocks_written.fetch_add(u64::from(count), Ordering::Relaxed);
-            done = upto;
+    /// Stores runs, of one file or of many, that were gathered under a plug: all are placed first, then written in the order of
+    /// the device, neighbours in one call, then entered into their maps in the order given. One result for each run; one that
+    /// fails does not hold up the others.
+    pub fn store(&self, runs: &[DirtyRun<'_>]) -> Vec<Result<()>> {
+        let sums: Vec<Vec<u32>> = runs.iter().map(|run| self.checksummer.sums(&run.slices, &self.stats)).collect();
+        let mut results: Vec<Result<()>> = runs.iter().map(|_| Ok(())).collect();
+        let mut placed = Vec::with_capacity(runs.len());
+        let are_scattered = runs.len() >= SCATTERED_RUNS_MIN;
+        for (number, run) in runs.iter().enumerate() {
+            let outcome = self.place_run(number, run, are_scattered, &mut placed);
+            if let (Err(error), Some(result)) = (outcome, results.get_mut(number)) {
+                *result = Err(error);
+            }
         }
+        placed.sort_unstable_by_key(|part: &Placed<'_>| part.address);
+        for neighbours in placed.chunk_by_mut(|one, next| self.are_neighbours(one, next)) {
+            self.write_neighbours(neighbours, &mut results);
+        }
+        placed.sort_unstable_by_key(|part| (part.run, part.first));
+        for part in &placed {
+            if let (Some(run), Some(sums), Some(result)) = (runs.get(part.run), sums.get(part.run), results.get_mut(part.run))
+                && result.is_ok()
+            {
+                *result = self.enter(run, part, sums);
+            }
+        }
+        results
+    }
+
+    fn place_run<'a>(
+        &self,
+        number: usize,
+        run: &DirtyRun<'a>,
+        are_scattered: bool,
+        placed: &mut Vec<Placed<'a>>,
+    ) -> Result<()> {
+        let blocks = run.slices.iter().map(|slice| slice.len()).sum::<usize>() / BLOCK;
+        let mut first = 0;
+        while first < blocks {
+            let at = run.offset + first as u64 * BLOCK_SIZE;
+            let most = (blocks - first) as u32;
+            let (address, count) = if are_scattered && most < WINDOW_BLOCKS_MIN {
+                self.space.allocate(most, Placement::Packed)?
+            } else {
+                self.place(run.file, at, most, run.file_size)?
+            };
+            let upto = first + count as usize;
+            placed.push(Placed { run: number, first, count, address, slices: carve(&run.slices, first * BLOCK, upto * BLOCK) });
+            first = upto;
+        }
+        Ok(())
+    }
+
+    fn are_neighbours(&self, one: &Placed<'_>, next: &Placed<'_>) -> bool {
+        let group = self.space.blocks_per_group();
+        one.address.plus(u64::from(one.count)) == next.address && one.address.0 / group == next.address.0 / group
+    }
+
+    /// Parts that lie one behind the other, in one call. When that fails each is tried alone, and elsewhere.
+    fn write_neighbours(&self, parts: &mut [Placed<'_>], results: &mut [Result<()>]) {
+        if let [first, _, ..] = parts {
+            let address = first.address;
+            let slices: Vec<&[u8]> = parts.iter().flat_map(|part| part.slices.iter().copied()).collect();
+            if self.space.write(address, &slices).is_ok() {
+                self.stats.merged_writes.fetch_add(parts.len() as u64 - 1, Ordering::Relaxed);
+                return;
+            }
+            self.stats.io_errors.fetch_add(1, Ordering::Relaxed);
+        }
+        for part in parts {
+            match (self.write_somewhere(part.address, part.count, &part.slices), results.get_mut(part.run)) {
+                (Ok(address), _) => part.address = address,
+                (Err(error), Some(result)) => *result = Err(error),
+                (Err(_), None) => {}
+            }
+        }
+    }
+
+    /// The part is on the device: it becomes what the file has there.
+    fn enter(&self, run: &DirtyRun<'_>, part: &Placed<'_>, sums: &[u32]) -> Result<()> {
+        let at = run.offset + part.first as u64 * BLOCK_SIZE;
+        let length = (run.end - at).min(u64::from(part.count) * BLOCK_SIZE);
+        let sums = sums.get(part.first..part.first + part.count as usize).unwrap_or_default().into();
+        let dropped = {
+            let mut map = FileExtents::lock_loaded(&run.file.map, &self.meta, at, at + block_ceil(length))?;
+            map.finish(at, length, part.address, sums)
+        };
+        self.release(dropped)?;
+        self.stats.extents_written.fetch_add(1, Ordering::Relaxed);
+        self.stats.blocks_written.fetch_add(u64::from(part.count), Ordering::Relaxed);
         Ok(())
     }
 

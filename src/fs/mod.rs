@@ -33,6 +33,7 @@ use crate::extent::Extents;
 use crate::lock::{RankedMutex, Wait};
 use crate::meta::{Metadata, Pressure};
 use crate::space::Space;
+use crate::space::pace::Direction;
 use crate::stats::Stats;
 use crate::units::InodeNumber;
 use inode::Inode;
@@ -113,6 +114,15 @@ impl Filesystem {
         match wait {
             Wait::Never => self.table.try_get(number).ok_or(Error::WouldBlock(Reason::InodeNotCached)),
             Wait::Allowed => self.inode(number),
+        }
+    }
+
+    /// Was it refused for a wait that, as devices are answering now, is shorter than a hand-over to another thread?
+    pub fn is_quick(&self, reason: Reason) -> bool {
+        match reason {
+            Reason::NotCached | Reason::PartialBlockMissing => self.space.pace.is_quick(Direction::Read),
+            Reason::DeviceWait => self.space.pace.is_quick(Direction::Write),
+            _ => false,
         }
     }
 

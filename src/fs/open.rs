@@ -77,6 +77,7 @@ impl Filesystem {
             space: space.clone(),
             checksummer: Checksummer::new(options.checksum_inline_max_bytes),
             stats: stats.clone(),
+            read_order: options.read_order,
         });
         let budget = options.cache_bytes.saturating_sub(index_bytes).max(8 << 20);
         let cache = Cache::new(extents.clone(), stats.clone(), budget, !options.kernel_caches);

@@ -1,5 +1,7 @@
 //! What goes in and out of the file system: plain values, no protocol.
 
+pub use crate::extent::ReadOrder;
+
 use crate::error::Result;
 use crate::meta::records::FileKind;
 use crate::units::{InodeNumber, Timestamp};
@@ -152,6 +154,17 @@ pub enum AccessTimes {
     Strictatime,
 }
 
+/// When a thread that reads requests does itself what the first try was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitInline {
+    /// While another one is idle, or when the device answers sooner than a hand-over would take.
+    Auto,
+    /// Only while another one is idle.
+    Idle,
+    /// Never: the workers do it.
+    Off,
+}
+
 /// How to open a store.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -163,8 +176,12 @@ pub struct Options {
     pub commit_interval_ms: u64,
     /// Data operations first try without waiting.
     pub nowait: bool,
+    /// When reading threads wait themselves.
+    pub wait_inline: WaitInline,
     /// Larger work is checksummed on the pool.
     pub checksum_inline_max_bytes: usize,
+    /// In which order large reads are verified and answered.
+    pub read_order: ReadOrder,
     /// Access times.
     pub access_times: AccessTimes,
     /// The kernel caches the same pages: keep nothing clean here.
@@ -180,7 +197,9 @@ impl Default for Options {
             cache_bytes: 256 << 20,
             commit_interval_ms: 5000,
             nowait: true,
+            wait_inline: WaitInline::Auto,
             checksum_inline_max_bytes: usize::MAX,
+            read_order: ReadOrder::Submitted,
             access_times: AccessTimes::Relatime,
             kernel_caches: false,
             background: true,

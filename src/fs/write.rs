@@ -111,7 +111,7 @@ impl Filesystem {
         if flags.direct && !is_direct {
             self.write_back(inode, whole)?;
         }
-        if is_direct && file.extents.map.lock().uncollected() > UNCOLLECTED_MAX {
+        if is_direct && Self::has_many_uncollected(inode) {
             self.collect(inode)?;
         }
         Ok(())
@@ -140,7 +140,7 @@ impl Filesystem {
     pub(super) fn write_back(&self, inode: &Arc<Inode>, range: std::ops::Range<u64>) -> Result<()> {
         let Some(file) = &inode.file else { return Ok(()) };
         self.cache.write_back(file, range)?;
-        if file.extents.map.lock().uncollected() > UNCOLLECTED_MAX {
+        if Self::has_many_uncollected(inode) {
             self.collect(inode)?;
         }
         Ok(())
@@ -155,16 +155,20 @@ impl Filesystem {
         self.write_back_listed()
     }
 
-    /// Writes back every listed inode that has dirty data.
+    /// Writes back every listed inode that has dirty data, in one pass.
     pub(super) fn write_back_listed(&self) -> Result<()> {
-        let listed: Vec<Arc<Inode>> = self.listed.lock().clone();
-        let mut result = Ok(());
-        for inode in listed {
-            if inode.file.as_ref().is_some_and(|file| file.dirty_bytes() > 0) {
-                result = result.and(self.write_back(&inode, 0..u64::MAX));
-            }
+        let mut listed: Vec<Arc<Inode>> = self.listed.lock().clone();
+        listed.retain(|inode| inode.file.as_ref().is_some_and(|file| file.dirty_bytes() > 0));
+        let files: Vec<_> = listed.iter().filter_map(|inode| inode.file.as_ref()).collect();
+        let mut result = self.cache.write_back_files(&files);
+        for inode in listed.iter().filter(|inode| Self::has_many_uncollected(inode)) {
+            result = result.and(self.collect(inode));
         }
         result
+    }
+
+    fn has_many_uncollected(inode: &Inode) -> bool {
+        inode.file.as_ref().is_some_and(|file| file.extents.map.lock().uncollected() > UNCOLLECTED_MAX)
     }
 
     /// The data of `inode` is in the running transaction, or an earlier one, when this returns (D8).

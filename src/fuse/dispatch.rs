@@ -1,17 +1,19 @@
 //! On which thread a data operation may wait. READ and WRITE are first tried on the reading thread with `Wait::Never`. When the
 //! file system refuses (the reason is counted), the same operation runs with `Wait::Allowed`: on this thread if another reading
-//! thread is idle in read(2), so that requests are still taken, else on the worker pool with one copy of the payload. FSYNC,
-//! which has no cheap try, follows the same rule. Everything else runs on the reading thread: a hop costs as much as the work.
+//! thread is idle in read(2), so that requests are still taken, or if all that it waits for is a device that answers sooner than a
+//! hand-over would take; else on the worker pool with one copy of the payload. FSYNC, which has no cheap try, follows the same
+//! rule. Everything else runs on the reading thread: a hop costs as much as the work.
 //! What `done` owns (a reply) is dropped unanswered when the operation panics.
 //!
-//! At least one reading thread never waits for a device: a thread counts as busy before it asks whether another is idle, so of
+//! At least one reading thread never waits for a slow device: a thread counts as busy before it asks whether another is idle, so of
 //! any number that ask at once the last sees nobody idle.
 
+use super::stream::{LARGE_BYTES, Streams};
 use crate::disk::buffer::AlignedBuffer;
 use crate::error::{Error, Reason, Result};
-use crate::fs::{Caller, Filesystem, ReadData, ReadFlags, WriteFlags};
+use crate::fs::{Caller, Filesystem, ReadData, ReadFlags, ReadOrder, WaitInline, WriteFlags};
 use crate::lock::Wait;
-use crate::pool::{OnPanic, Pool};
+use crate::pool::{NextJob, OnPanic, Pool};
 use crate::stats::{Operation, Stats};
 use crate::units::InodeNumber;
 use std::sync::Arc;
@@ -20,6 +22,8 @@ use std::time::Instant;
 
 /// Bound of the worker queue: payloads of queued and running jobs.
 const QUEUE_BYTES: usize = 32 << 20;
+/// Larger work goes to another core if there is one that does not read requests, however quick the device is.
+const QUICK_BYTES_MAX: usize = 64 << 10;
 
 /// How many reading threads there are and how many of them are in a handler.
 #[derive(Debug)]
@@ -93,7 +97,9 @@ pub struct Dispatcher {
     context: Context,
     threads: ReadingThreads,
     pool: Pool,
+    streams: Arc<Streams>,
     nowait: bool,
+    has_other_cores: bool,
 }
 
 impl Dispatcher {
@@ -105,8 +111,17 @@ impl Dispatcher {
             let context = context.clone();
             Arc::new(move |message| context.panicked("a worker", message))
         };
-        let pool = Pool::new("sumfs-worker", workers, QUEUE_BYTES, on_panic)?;
-        Ok(Dispatcher { context, threads: ReadingThreads::new(reading_threads), pool, nowait })
+        let next = if context.fs.options().read_order == ReadOrder::Reversed { NextJob::Newest } else { NextJob::Oldest };
+        let pool = Pool::new("sumfs-worker", workers, QUEUE_BYTES, next, on_panic)?;
+        let cores = std::thread::available_parallelism().map_or(1, |count| count.get());
+        Ok(Dispatcher {
+            context,
+            threads: ReadingThreads::new(reading_threads),
+            pool,
+            streams: Arc::default(),
+            nowait,
+            has_other_cores: cores > reading_threads,
+        })
     }
 
     /// Marks the calling reading thread busy while the result lives.
@@ -126,11 +141,17 @@ impl Dispatcher {
             }
         };
         let refused = Instant::now();
-        if self.may_wait_here(Some(reason)) {
+        let is_ordered = read.size >= LARGE_BYTES && fs.options().read_order == ReadOrder::Submitted;
+        let ticket = if is_ordered { self.streams.enter(read.inode, read.offset, read.size) } else { None };
+        let done = move |result| match ticket {
+            Some(ticket) => ticket.answer(move || done(result)),
+            None => done(result),
+        };
+        if self.may_wait_here(Some(reason), self.is_quick(reason, read.size)) {
             self.context.read(read, refused, done);
         } else {
             let context = self.context.clone();
-            self.hand_over(0, || (), move |()| context.read(read, refused, done));
+            self.hand_over(read.inode, 0, || (), move |()| context.read(read, refused, done));
         }
     }
 
@@ -147,23 +168,23 @@ impl Dispatcher {
             }
         };
         let refused = Instant::now();
-        if self.may_wait_here(Some(reason)) {
+        if self.may_wait_here(Some(reason), !write.flags.sync && self.is_quick(reason, data.len())) {
             self.context.write(&write, data, refused, done);
         } else {
             let context = self.context.clone();
             let copy = || AlignedBuffer::copy_of(data);
-            self.hand_over(data.len(), copy, move |data| context.write(&write, &data, refused, done));
+            self.hand_over(write.inode, data.len(), copy, move |data| context.write(&write, &data, refused, done));
         }
     }
 
     /// Makes a file or directory durable and calls `done` on whatever thread that ends on.
     pub fn fsync(&self, inode: InodeNumber, data_only: bool, done: impl FnOnce(Result<()>) + Send + 'static) {
         let asked = Instant::now();
-        if self.may_wait_here(None) {
+        if self.may_wait_here(None, false) {
             self.context.fsync(inode, data_only, asked, done);
         } else {
             let context = self.context.clone();
-            self.hand_over(0, || (), move |()| context.fsync(inode, data_only, asked, done));
+            self.hand_over(inode, 0, || (), move |()| context.fsync(inode, data_only, asked, done));
         }
     }
 
@@ -172,13 +193,23 @@ impl Dispatcher {
         self.context.panicked(operation.name(), message);
     }
 
+    /// Is what the operation was refused for a wait that is shorter than a hand-over?
+    fn is_quick(&self, reason: Reason, bytes: usize) -> bool {
+        (bytes <= QUICK_BYTES_MAX || !self.has_other_cores) && self.context.fs.is_quick(reason)
+    }
+
     /// Counts the refusal (None: nothing was tried) and decides: wait on this thread?
-    fn may_wait_here(&self, refused: Option<Reason>) -> bool {
+    fn may_wait_here(&self, refused: Option<Reason>, is_quick: bool) -> bool {
         let stats = &self.context.stats;
         if let Some(reason) = refused {
             stats.refused(reason);
         }
-        let here = refused != Some(Reason::Disabled) && self.nowait && self.threads.another_is_idle();
+        let may_wait = match self.context.fs.options().wait_inline {
+            WaitInline::Auto => is_quick || self.threads.another_is_idle(),
+            WaitInline::Idle => self.threads.another_is_idle(),
+            WaitInline::Off => false,
+        };
+        let here = self.nowait && may_wait;
         if here && refused.is_some() {
             stats.slow_on_reading_thread.fetch_add(1, Relaxed);
         }
@@ -186,7 +217,13 @@ impl Dispatcher {
     }
 
     /// Waits for room, makes the copy, queues.
-    fn hand_over<P: Send + 'static>(&self, bytes: usize, copy: impl FnOnce() -> P, run: impl FnOnce(P) + Send + 'static) {
+    fn hand_over<P: Send + 'static>(
+        &self,
+        file: InodeNumber,
+        bytes: usize,
+        copy: impl FnOnce() -> P,
+        run: impl FnOnce(P) + Send + 'static,
+    ) {
         let stats = &self.context.stats;
         let room = self.pool.try_reserve(bytes).unwrap_or_else(|| {
             stats.worker_queue_full.fetch_add(1, Relaxed);
@@ -194,7 +231,7 @@ impl Dispatcher {
         });
         stats.worker_jobs.fetch_add(1, Relaxed);
         let payload = copy();
-        room.submit(move || run(payload));
+        room.submit(file.0, move || run(payload));
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::allocator::Cursors;
 use super::bitmap::Bitmap;
+use super::pace::Pace;
 use super::pinned::{EpochGuard, Pinned, Run};
 use crate::disk::Disk;
 use crate::error::{Error, Result};
@@ -50,6 +51,8 @@ pub struct Space {
     pub(super) state: RankedMutex<State>,
     pub(super) pinned: Arc<Pinned>,
     is_opening: parking_lot::Mutex<()>,
+    /// How quick the devices are.
+    pub pace: Pace,
 }
 
 /// Counts for statfs and `info`, in blocks.
@@ -122,6 +125,7 @@ impl Space {
             state: RankedMutex::new(Rank::Space, state),
             pinned: Arc::default(),
             is_opening: parking_lot::Mutex::new(()),
+            pace: Pace::default(),
         })
     }
 

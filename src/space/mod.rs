@@ -11,6 +11,7 @@
 pub mod allocator;
 pub mod bitmap;
 pub mod groups;
+pub mod pace;
 pub mod pinned;
 pub mod transfer;
 

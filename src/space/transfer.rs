@@ -1,6 +1,7 @@
 //! Reads and writes of logical blocks: from an address to a device and offset, and the flush of what was written.
 
 use super::groups::{Device, Space};
+use super::pace::Direction;
 use crate::error::{Error, Result};
 use crate::lock::assert_may_wait;
 use crate::units::{BLOCK_SIZE, BlockAddress};
@@ -31,21 +32,27 @@ impl Space {
         Ok((self.device(place.device)?, place.offset))
     }
 
-    /// Fills `into` (whole blocks, one group) from `block` on. Nothing is verified here.
-    pub fn read(&self, block: BlockAddress, into: &mut [u8]) -> Result<()> {
+    /// Fills the slices (whole blocks, one group), which lie one behind the other on the device, from `block` on. Nothing is
+    /// verified here.
+    pub fn read(&self, block: BlockAddress, into: &mut [&mut [u8]]) -> Result<()> {
         assert_may_wait("reading a device");
-        let (device, offset) = self.locate(block, into.len())?;
-        device.disk.read_at(offset, into)
+        let bytes = into.iter().map(|slice| slice.len()).sum();
+        let (device, offset) = self.locate(block, bytes)?;
+        self.pace.timed(Direction::Read, bytes, || match into {
+            [one] => device.disk.read_at(offset, one),
+            many => device.disk.read_vectored_at(offset, many),
+        })
     }
 
     /// Writes the slices one behind the other from `block` on (whole blocks, one group).
     pub fn write(&self, block: BlockAddress, slices: &[&[u8]]) -> Result<()> {
         assert_may_wait("writing a device");
-        let (device, offset) = self.locate(block, slices.iter().map(|slice| slice.len()).sum())?;
-        let result = match slices {
+        let bytes = slices.iter().map(|slice| slice.len()).sum();
+        let (device, offset) = self.locate(block, bytes)?;
+        let result = self.pace.timed(Direction::Write, bytes, || match slices {
             [one] => device.disk.write_at(offset, one),
             many => device.disk.write_vectored_at(offset, many),
-        };
+        });
         // Only now: a flush that another commit does during the write would take the mark away and not make the write durable,
         // and the commit that names these blocks would then find nothing to flush (D2).
         device.is_dirty.store(true, Ordering::Release);

@@ -154,7 +154,7 @@ fn read_runs(space: &Space, work: &Receiver<Run>, results: &Sender<Verified>) {
 
 fn read_run(space: &Space, run: &Run) -> Verified {
     let mut buffer = AlignedBuffer::zeroed(run.blocks.len() * BLOCK);
-    let is_whole = space.read(BlockAddress(run.first), &mut buffer).is_ok();
+    let is_whole = space.read(BlockAddress(run.first), &mut [&mut buffer]).is_ok();
     let mut bad = Vec::new();
     for (address, (block, bytes)) in (run.first..).zip(run.blocks.iter().zip(buffer.chunks_exact_mut(BLOCK))) {
         // After an error each block gets a chance of its own.
@@ -173,7 +173,7 @@ fn read_run(space: &Space, run: &Run) -> Verified {
 
 fn read_one(space: &Space, address: u64, bytes: &mut [u8]) -> Result<()> {
     let mut buffer = AlignedBuffer::zeroed(BLOCK);
-    space.read(BlockAddress(address), &mut buffer)?;
+    space.read(BlockAddress(address), &mut [&mut buffer])?;
     bytes.copy_from_slice(&buffer);
     Ok(())
 }

@@ -22,5 +22,6 @@ mod index;
 mod issues;
 mod model;
 mod nowait;
+mod paths;
 mod semantics;
 mod tidy;

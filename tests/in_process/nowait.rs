@@ -11,7 +11,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 use sumfs::disk::Disk;
 use sumfs::error::{Error, Reason, Result};
-use sumfs::fs::{Attributes, Caller, FallocateMode, Filesystem, Options, ReadFlags, WriteFlags};
+use sumfs::fs::{Attributes, Caller, FallocateMode, Filesystem, Options, ReadFlags, WaitInline, WriteFlags};
 use sumfs::fuse::dispatch::{Dispatcher, Read, Write};
 use sumfs::lock::Wait;
 use sumfs::units::InodeNumber;
@@ -433,15 +433,18 @@ fn finish<T: Send + 'static>(run: impl FnOnce(Box<dyn FnOnce(Result<T>) + Send>)
 
 #[test]
 fn what_is_refused_is_counted_and_done_elsewhere() {
-    // Reading threads, nowait, O_DIRECT; then where a write must end, and the reason counted.
+    use WaitInline::{Auto, Idle, Off};
+    // Reading threads, nowait, wait-inline, O_DIRECT; then where a write must end, and the reason counted. The device is memory.
     let rows = [
-        (1, true, false, "here", None),
-        (1, true, true, "worker", Some(Reason::DeviceWait)),
-        (2, true, true, "here", Some(Reason::DeviceWait)),
-        (2, false, false, "worker", Some(Reason::Disabled)),
+        (1, true, Auto, false, "here", None),
+        (1, true, Idle, true, "worker", Some(Reason::DeviceWait)),
+        (2, true, Idle, true, "here", Some(Reason::DeviceWait)),
+        (2, true, Off, true, "worker", Some(Reason::DeviceWait)),
+        (1, true, Auto, true, "here", Some(Reason::DeviceWait)),
+        (2, false, Auto, false, "worker", Some(Reason::Disabled)),
     ];
-    for (threads, nowait, direct, place, reason) in rows {
-        let scene = Scene::new(|options| options.nowait = nowait);
+    for row @ (threads, nowait, wait_inline, direct, place, reason) in rows {
+        let scene = Scene::new(|options| (options.nowait, options.wait_inline) = (nowait, wait_inline));
         let file = scene.stored("f", BLOCK);
         let dispatcher = Dispatcher::new(scene.fs.clone(), threads, 1, nowait).unwrap();
         let _busy = dispatcher.enter();
@@ -451,7 +454,7 @@ fn what_is_refused_is_counted_and_done_elsewhere() {
         assert_eq!(result.unwrap(), BLOCK);
         let here = std::thread::current();
         let expected = if place == "worker" { "sumfs-worker-0" } else { here.name().unwrap_or_default() };
-        assert_eq!(thread, expected, "{threads} threads, nowait {nowait}, direct {direct}");
+        assert_eq!(thread, expected, "{row:?}");
         let stats = scene.fs.stats();
         let refused: Vec<Reason> = Reason::ALL.into_iter().filter(|r| stats.refusals[*r as usize].load(Relaxed) > 0).collect();
         assert_eq!(refused, Vec::from_iter(reason));
