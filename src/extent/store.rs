@@ -76,13 +76,7 @@ impl Extents {
         results
     }
 
-    fn place_run<'a>(
-        &self,
-        number: usize,
-        run: &DirtyRun<'a>,
-        are_scattered: bool,
-        placed: &mut Vec<Placed<'a>>,
-    ) -> Result<()> {
+    fn place_run<'a>(&self, number: usize, run: &DirtyRun<'a>, are_scattered: bool, placed: &mut Vec<Placed<'a>>) -> Result<()> {
         let blocks = run.slices.iter().map(|slice| slice.len()).sum::<usize>() / BLOCK;
         let mut first = 0;
         while first < blocks {

@@ -117,9 +117,9 @@ impl Filesystem {
         }
     }
 
-    /// Was it refused for a wait that, as devices are answering now, is shorter than a hand-over to another thread?
-    pub fn is_quick(&self, reason: Reason) -> bool {
-        match reason {
+    /// Would the wait that it was refused for, as devices are answering now, be shorter than a hand-over to another thread?
+    pub fn is_quick(&self, refused: Reason) -> bool {
+        match refused {
             Reason::NotCached | Reason::PartialBlockMissing => self.space.pace.is_quick(Direction::Read),
             Reason::DeviceWait => self.space.pace.is_quick(Direction::Write),
             _ => false,

@@ -7,6 +7,7 @@ use super::types::Done;
 use crate::error::Result;
 use crate::meta::Batch;
 use crate::meta::schema;
+use crate::space::pace::Direction;
 use crate::units::InodeNumber;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,6 +15,9 @@ use std::sync::atomic::Ordering;
 /// Bytes of cache budget for each entry of a file's map that stays in memory once it is recorded. A map that is larger is forgotten
 /// whole and loaded again in pieces, so the bound must be one that few files reach.
 const CACHE_BYTES_PER_ENTRY: u64 = 256;
+
+/// An fsync that has more to write back is not quick.
+const QUICK_FSYNC_BYTES_MAX: u64 = 256 << 10;
 
 /// Who waits for the next commit.
 #[derive(Default)]
@@ -32,6 +36,12 @@ impl Filesystem {
             Ok(false) => done(Ok(())),
             Err(error) => done(Err(error)),
         }
+    }
+
+    /// Would an fsync, as commits are going now, not keep a thread from other work for long?
+    pub fn fsync_is_quick(&self, inode: InodeNumber) -> bool {
+        let is_small = |inode: Arc<Inode>| inode.file.as_ref().is_none_or(|file| file.dirty_bytes() <= QUICK_FSYNC_BYTES_MAX);
+        self.space.pace.is_quick(Direction::Commit) && self.table.try_get(inode).is_some_and(is_small)
     }
 
     /// Writes the inode's data back; true when a commit must follow.
@@ -102,7 +112,7 @@ impl Filesystem {
                 let writes_all = std::mem::take(&mut role.writes_all);
                 (std::mem::take(&mut role.waiters), writes_all)
             };
-            let result = self.commit_once(writes_all);
+            let result = self.space.pace.timed(Direction::Commit, 0, || self.commit_once(writes_all));
             self.signals.apply.wake_if_asleep();
             for done in waiters {
                 done(result.clone());

@@ -180,7 +180,7 @@ impl Dispatcher {
     /// Makes a file or directory durable and calls `done` on whatever thread that ends on.
     pub fn fsync(&self, inode: InodeNumber, data_only: bool, done: impl FnOnce(Result<()>) + Send + 'static) {
         let asked = Instant::now();
-        if self.may_wait_here(None, false) {
+        if self.may_wait_here(None, self.context.fs.fsync_is_quick(inode)) {
             self.context.fsync(inode, data_only, asked, done);
         } else {
             let context = self.context.clone();

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 const UNIT_BYTES: usize = 64 << 10;
 /// A device whose units take less than this is quick. A hand-over costs 5 to 10 us here and two context switches anywhere.
 const QUICK_NS: u64 = 15_000;
+/// The same for a commit, which is several transfers and flushes: on memory 30 us, on any disk hundreds at least.
+const QUICK_COMMIT_NS: u64 = 100_000;
 /// The mean looks back over about so many transfers.
 const REMEMBERED: u64 = 16;
 
@@ -18,6 +20,14 @@ pub enum Direction {
     Read,
     /// To the device.
     Write,
+    /// To the device and durable: a whole commit.
+    Commit,
+}
+
+impl Direction {
+    fn quick_ns(self) -> u64 {
+        if self == Direction::Commit { QUICK_COMMIT_NS } else { QUICK_NS }
+    }
 }
 
 /// Moving means of the time a unit takes, in nanoseconds. Updates may lose one another: a hint, not an account.
@@ -25,6 +35,7 @@ pub enum Direction {
 pub struct Pace {
     read_ns: AtomicU64,
     write_ns: AtomicU64,
+    commit_ns: AtomicU64,
 }
 
 impl Pace {
@@ -32,6 +43,7 @@ impl Pace {
         match direction {
             Direction::Read => &self.read_ns,
             Direction::Write => &self.write_ns,
+            Direction::Commit => &self.commit_ns,
         }
     }
 
@@ -49,13 +61,13 @@ impl Pace {
         let mean = self.mean(direction);
         let before = mean.load(Relaxed);
         // One stall (the daemon was not scheduled) must not count as a slow device for long: it counts as a few slow transfers.
-        let now = now.min(QUICK_NS * 4);
+        let now = now.min(direction.quick_ns() * 4);
         mean.store((before * (REMEMBERED - 1) + now) / REMEMBERED, Relaxed);
     }
 
     /// Would a transfer end sooner than a hand-over? Before the first one: yes, to find out.
     pub fn is_quick(&self, direction: Direction) -> bool {
-        self.mean(direction).load(Relaxed) < QUICK_NS
+        self.mean(direction).load(Relaxed) < direction.quick_ns()
     }
 }
 
