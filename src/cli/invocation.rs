@@ -10,7 +10,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-const COMMANDS: [&str; 8] = ["mkfs", "mount", "umount", "sync", "info", "stats", "check", "help"];
+/// What is no store in the bare form.
+pub(super) const COMMANDS: [&str; 9] = ["mkfs", "mount", "umount", "sync", "info", "stats", "map", "check", "help"];
 
 /// Rewrites the arguments (the first is the name we were called by) so that clap sees a command.
 pub fn normalize(arguments: Vec<OsString>) -> Vec<OsString> {

@@ -156,6 +156,13 @@ mod tests {
     }
 
     #[test]
+    fn no_command_is_taken_for_a_store() {
+        for command in Cli::command().get_subcommands() {
+            assert!(invocation::COMMANDS.contains(&command.get_name()), "{}", command.get_name());
+        }
+    }
+
+    #[test]
     fn wrong_usage_has_the_code_of_the_neighbours() {
         assert_eq!(usage_code(Some(OsStr::new("mount"))), 1);
         assert_eq!(usage_code(Some(OsStr::new("check"))), 16);
