@@ -4,12 +4,13 @@
 //! running transaction; entries that are neighbours in file and on the device become one extent then. `touched` are keys whose
 //! stored record is out of date. All changes since the last collect go into one batch, so a crash sees all of them or none.
 
+use super::collect::Gathered;
 use crate::error::{Error, Result};
 use crate::lock::{RankedGuard, RankedMutex};
 use crate::meta::records::MapRecord;
 use crate::meta::{Delta, Metadata, schema};
 use crate::space::Run;
-use crate::units::{BLOCK_SIZE, BlockAddress, InodeNumber, block_ceil, blocks_for};
+use crate::units::{BLOCK_SIZE, BlockAddress, EXTENT_BYTES_MAX, InodeNumber, block_ceil, blocks_for};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -392,13 +393,27 @@ impl FileExtents {
         dropped
     }
 
-    /// Enters data that is on the device now: `length` bytes at `offset` in a new extent of its own.
-    pub fn finish(&mut self, offset: u64, length: u64, extent: BlockAddress, sums: Arc<[u32]>) -> Dropped {
+    /// Enters data that is on the device now: `length` bytes at `offset` in a new extent. Neighbours become one entry at once, so
+    /// that a map of many small writes stays small and is collected only when it cannot: each collect cuts extents where writes
+    /// are still in flight. `blocks_per_group`: an extent never crosses a group.
+    pub fn finish(&mut self, offset: u64, length: u64, extent: BlockAddress, sums: Arc<[u32]>, blocks_per_group: u64) -> Dropped {
         let dropped = self.remove(offset, offset + block_ceil(length));
         let blocks = blocks_for(length);
-        let written = Written { extent, first: 0, extent_blocks: blocks as u16, sums: Some(sums), is_fresh: true };
-        self.entries.insert(offset, Entry { length, kind: Kind::Written(written) });
-        self.fresh.insert(offset);
+        let mut gathered = Gathered::new(offset, length, extent, &sums);
+        let neighbours = [self.fresh.range(..offset).next_back().copied(), self.fresh.range(offset..).next().copied()];
+        for neighbour in neighbours.into_iter().flatten() {
+            let Some(Entry { length, kind: Kind::Written(written) }) = self.entries.get(&neighbour) else { continue };
+            // The collect joins over the borders of windows; pieces that lie across them would not fit together there.
+            if neighbour / EXTENT_BYTES_MAX == offset / EXTENT_BYTES_MAX
+                && let Some(joined) = gathered.joined(&Gathered::of(neighbour, *length, written), blocks_per_group)
+            {
+                gathered = joined;
+                self.entries.remove(&neighbour);
+                self.fresh.remove(&neighbour);
+            }
+        }
+        self.fresh.insert(gathered.offset);
+        self.entries.insert(gathered.offset, gathered.into_entry(true));
         self.blocks += blocks;
         self.size = self.size.max(offset + length);
         dropped

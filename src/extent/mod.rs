@@ -9,6 +9,7 @@ pub mod collect;
 pub mod load;
 pub mod map;
 pub mod store;
+mod windows;
 
 pub use load::{Piece, ReadOrder};
 pub use map::{Dropped, FileExtents};
@@ -42,14 +43,14 @@ pub struct ExtentFile {
     pub inode: InodeNumber,
     /// Its map; rank Extents.
     pub map: RankedMutex<FileExtents>,
-    /// The last window: file offset (whole MiB) and the block that stands for it.
-    pub(crate) window: parking_lot::Mutex<Option<(u64, u64)>>,
+    /// Where its last writes went; a leaf but for the lock of the space.
+    pub(crate) windows: parking_lot::Mutex<windows::Windows>,
 }
 
 impl ExtentFile {
     /// A file with this map.
     pub fn new(map: FileExtents) -> ExtentFile {
-        ExtentFile { inode: map.inode(), map: RankedMutex::new(Rank::Extents, map), window: parking_lot::Mutex::new(None) }
+        ExtentFile { inode: map.inode(), map: RankedMutex::new(Rank::Extents, map), windows: parking_lot::Mutex::default() }
     }
 }
 

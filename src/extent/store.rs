@@ -7,19 +7,15 @@
 use super::{ExtentFile, Extents, FileExtents};
 use crate::error::Result;
 use crate::space::allocator::Placement;
-use crate::units::{BLOCK, BLOCK_SIZE, BlockAddress, EXTENT_BYTES_MAX, block_ceil};
+use crate::units::{BLOCK, BLOCK_SIZE, BlockAddress, block_ceil};
 use std::sync::atomic::Ordering;
 
 /// Attempts to write a run before the error stands.
 const ATTEMPTS_MAX: u32 = 4;
-/// Files below this size are packed one behind the other.
-const PACKED_BYTES_MAX: u64 = 512 << 10;
-/// Runs of so many blocks get a window wherever they are in the file.
-const WINDOW_BLOCKS_MIN: u32 = 64;
-/// So many small runs in one pass are scattered: they are packed, to leave in one write.
+/// So many runs in one pass are scattered: small ones among them are packed, to leave in one write.
 const SCATTERED_RUNS_MIN: usize = 8;
-/// Bytes of a window.
-const WINDOW_BYTES: u64 = EXTENT_BYTES_MAX;
+/// Runs of fewer blocks are small.
+const SMALL_RUN_BLOCKS_MAX: u32 = 64;
 
 /// A dirty run on its way to the device. Its bytes are frozen.
 #[derive(Debug)]
@@ -82,7 +78,7 @@ impl Extents {
         while first < blocks {
             let at = run.offset + first as u64 * BLOCK_SIZE;
             let most = (blocks - first) as u32;
-            let (address, count) = if are_scattered && most < WINDOW_BLOCKS_MIN {
+            let (address, count) = if are_scattered && most < SMALL_RUN_BLOCKS_MAX {
                 self.space.allocate(most, Placement::Packed)?
             } else {
                 self.place(run.file, at, most, run.file_size)?
@@ -126,7 +122,7 @@ impl Extents {
         let sums = sums.get(part.first..part.first + part.count as usize).unwrap_or_default().into();
         let dropped = {
             let mut map = FileExtents::lock_loaded(&run.file.map, &self.meta, at, at + block_ceil(length))?;
-            map.finish(at, length, part.address, sums)
+            map.finish(at, length, part.address, sums, self.space.blocks_per_group())
         };
         self.release(dropped)?;
         self.stats.extents_written.fetch_add(1, Ordering::Relaxed);
@@ -136,24 +132,10 @@ impl Extents {
 
     /// Space for `most` blocks at `offset`, near what the file has there.
     fn place(&self, file: &ExtentFile, offset: u64, most: u32, file_size: u64) -> Result<(BlockAddress, u32)> {
-        if file_size <= PACKED_BYTES_MAX {
-            return self.space.allocate(most, Placement::Packed);
-        }
-        let (window, within) = (offset / WINDOW_BYTES, offset % WINDOW_BYTES / BLOCK_SIZE);
-        let mut last = file.window.lock();
-        let is_near = last.is_none_or(|(number, _)| window.abs_diff(number) <= 1);
-        let placement = match *last {
-            Some((number, base)) if number == window => Placement::At(BlockAddress(base + within)),
-            _ if is_near || most >= WINDOW_BLOCKS_MIN => Placement::Window { within: within as u32 },
-            // Scattered small writes: a window for each would leave the store in pieces.
-            _ => Placement::Packed,
-        };
-        // What reaches into the next window goes there on the next call.
-        let most = most.min((WINDOW_BYTES / BLOCK_SIZE - within) as u32);
+        let mut windows = file.windows.lock();
+        let (placement, most) = windows.placement(offset, most, file_size);
         let (address, count) = self.space.allocate(most, placement)?;
-        if let Some(base) = address.0.checked_sub(within) {
-            *last = Some((window, base));
-        }
+        windows.note(offset, file_size, placement, address, count);
         Ok((address, count))
     }
 
