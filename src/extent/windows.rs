@@ -14,6 +14,8 @@ const WINDOW_BYTES: u64 = EXTENT_BYTES_MAX;
 const WINDOW_BLOCKS: u32 = (WINDOW_BYTES / BLOCK_SIZE) as u32;
 /// Windows remembered: as many as 64 writes of half a window each reach into.
 const WINDOWS_MAX: usize = 32;
+/// A write beside one of so many is no scattered one: the last was perhaps a late one of the window before.
+const NEAR_MAX: usize = 4;
 /// Files below this size are packed one behind the other.
 const PACKED_BYTES_MAX: u64 = 512 << 10;
 /// Runs of so many blocks get a window wherever they are in the file.
@@ -52,6 +54,8 @@ impl Windows {
         let is_small = file_size <= PACKED_BYTES_MAX;
         let window = Placement::Window { within };
         let placement = match self.known.iter().find(|window| window.number == number) {
+            // A second write where one was packed: not scattered after all.
+            Some(known) if known.is_scattered => window,
             Some(known) if known.given >= FULL_BLOCKS_MIN && known.given + fitting > WINDOW_BLOCKS => window,
             Some(known) => Placement::At(BlockAddress(known.base + u64::from(within))),
             // A file that grows in order is packed while it is small; one that leaves gaps will have them filled in any order.
@@ -64,7 +68,7 @@ impl Windows {
     }
 
     fn is_near(&self, number: u64) -> bool {
-        self.known.front().is_none_or(|last| last.number.abs_diff(number) <= 1)
+        self.known.is_empty() || self.known.iter().take(NEAR_MAX).any(|window| window.number.abs_diff(number) <= 1)
     }
 
     /// Notes where `count` blocks at `offset` went.

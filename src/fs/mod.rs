@@ -46,6 +46,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// Longest name in bytes.
 pub const NAME_BYTES_MAX: usize = 255;
 
+/// Blocks left, promised to nobody, below which a direct write opens another group: as many windows as a file has open at once.
+const BLOCKS_LEFT_MIN: u64 = 32 * crate::units::EXTENT_BLOCKS_MAX as u64;
+
 /// A mounted store.
 pub struct Filesystem {
     meta: Arc<Metadata>,
@@ -71,6 +74,8 @@ pub struct Filesystem {
     reported: Mutex<HashSet<u64>>,
     /// The last group could not be opened; that was said.
     is_host_full: AtomicBool,
+    /// Held by the one write that opens a group before it must.
+    is_opening_in_time: Mutex<()>,
 }
 
 impl std::fmt::Debug for Filesystem {
@@ -180,6 +185,20 @@ impl Filesystem {
         self.commit_now()?;
         self.space.collect_released()?;
         if self.space.available() >= blocks { Ok(()) } else { Err(Error::NoSpace) }
+    }
+
+    /// Opens a group before the last windows of the open ones are taken: files that are written out of order would go on in the
+    /// gaps of each other's. Only who may wait comes here; no space is no error yet.
+    fn open_group_in_time(&self) -> Result<()> {
+        let margin = BLOCKS_LEFT_MIN.min(self.space.blocks_per_group() / 4);
+        if self.space.available() >= margin || self.is_host_full.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let _alone = match self.is_opening_in_time.try_lock() {
+            Some(guard) if self.space.available() < margin => guard,
+            _ => return Ok(()),
+        };
+        self.open_group().map(|_| ())
     }
 
     /// Opens one more group; false when there is none or the host has no room.

@@ -89,6 +89,9 @@ impl Filesystem {
         let whole = whole_blocks(offset..end);
         let blocks = (whole.end - whole.start) / BLOCK_SIZE;
         let is_direct = flags.direct && whole == (offset..end);
+        if is_direct {
+            self.open_group_in_time()?;
+        }
         for attempt in 1.. {
             let result = {
                 let _range = inode.ranges.lock(whole.clone(), false);
