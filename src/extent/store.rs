@@ -132,8 +132,9 @@ impl Extents {
 
     /// Space for `most` blocks at `offset`, near what the file has there.
     fn place(&self, file: &ExtentFile, offset: u64, most: u32, file_size: u64) -> Result<(BlockAddress, u32)> {
+        let stored_size = file.map.lock().size();
         let mut windows = file.windows.lock();
-        let (placement, most) = windows.placement(offset, most, file_size);
+        let (placement, most) = windows.placement(offset, most, file_size, stored_size);
         let (address, count) = self.space.allocate(most, placement)?;
         windows.note(offset, file_size, placement, address, count);
         Ok((address, count))
