@@ -32,10 +32,14 @@ build: deps ## Build the program: target/release/sumfs
 
 test: deps ## All tests: unit, in process, and (as root) on real mounts
 	$(call need,python3,python3)
+	$(call need,mkfs.ext4,e2fsprogs)
+	$(call need,mkfs.xfs,xfsprogs)
 	$(CARGO) test --release
 
 mounted: deps ## Only the tests on real mounts; as root
 	$(call need,python3,python3)
+	$(call need,mkfs.ext4,e2fsprogs)
+	$(call need,mkfs.xfs,xfsprogs)
 	$(CARGO) test --release --test mounted
 
 crash: deps ## Only the simulated power cuts; SEEDS= says how many
@@ -52,7 +56,7 @@ fmt: ## Format the sources
 bench: build ## All benchmarks, each with the command that made it, then a comparison with btrfs; as root
 	$(call need,fio,fio)
 	$(call need,mkfs.btrfs,btrfs-progs)
-	for name in nowait direct readers loop_device micro; do TMPDIR="$${BENCH_DIR:-/dev/shm}" $(CARGO) bench -q --bench $$name || exit 1; done
+	for name in nowait direct readers loop_device micro submission; do TMPDIR="$${BENCH_DIR:-/dev/shm}" $(CARGO) bench -q --bench $$name || exit 1; done
 	python3 tests/bench/compare.py --bin $(SUMFS) --fs sumfs,btrfs
 
 install: build ## Install PREFIX/bin/sumfs, and /sbin/mount.fuse.sumfs for mount(8) and fstab

@@ -32,8 +32,8 @@ const NARROW: [(&str, &str, &[&str]); 4] = [
 /// Used by everybody; use each other only.
 const SHARED: [&str; 7] = ["error", "units", "lock", "pool", "stats", "clock", "sys"];
 
-/// Files that may say `unsafe`.
-const UNSAFE_FILES: [&str; 2] = ["src/disk/buffer.rs", "src/sys.rs"];
+/// Files that may say `unsafe`; the benchmark because handing buffers to a ring is.
+const UNSAFE_FILES: [&str; 3] = ["src/disk/buffer.rs", "src/sys.rs", "tests/bench/submission.rs"];
 
 const FILE_LINES_MAX: usize = 600;
 const FUNCTION_LINES_MAX: usize = 70;

@@ -36,7 +36,7 @@ fn open(path: &Path) -> File {
 }
 
 /// What a file takes of the store, asked of the daemon and not of the kernel's cache.
-fn bytes_taken(file: &File) -> u64 {
+pub fn bytes_taken(file: &File) -> u64 {
     let status = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::BLOCKS).unwrap();
     status.stx_blocks * 512
 }
@@ -88,7 +88,7 @@ pub fn overwrite_and_append(root: &Path) {
 }
 
 /// A part of `buffer` that begins on a block, as O_DIRECT wants it.
-fn aligned(buffer: &mut [u8], length: usize) -> &mut [u8] {
+pub fn aligned(buffer: &mut [u8], length: usize) -> &mut [u8] {
     let start = buffer.as_ptr().align_offset(4096);
     &mut buffer[start..start + length]
 }

@@ -6,8 +6,11 @@ mod crash;
 mod damage;
 mod full;
 mod kill;
+mod layout;
+mod loop_device;
 #[path = "../common/mount.rs"]
 mod mount;
 mod names;
+mod random;
 mod smoke;
 mod work;
