@@ -49,7 +49,7 @@ fn few_extents(options: &str) {
     let map: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
     let per_mebibyte = map["extents_per_mebibyte"].as_f64().unwrap();
     println!("{options}: {per_mebibyte:.2} extents per MiB");
-    assert!(per_mebibyte >= 1.0 && per_mebibyte <= EXTENTS_PER_MEBIBYTE_MAX, "{options}: {per_mebibyte} extents per MiB");
+    assert!((1.0..=EXTENTS_PER_MEBIBYTE_MAX).contains(&per_mebibyte), "{options}: {per_mebibyte} extents per MiB");
     assert_same(&std::fs::read(&path).unwrap(), &bytes, "the file");
 }
 
