@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 /// Times that a write looks for space before ENOSPC stands.
 const SPACE_ATTEMPTS: u32 = 4;
 /// Changes of a map that are worth collecting without waiting for the commit.
-const UNCOLLECTED_MAX: usize = 2048;
+const UNCOLLECTED_MAX: usize = 4096;
 
 impl Filesystem {
     /// Writes all of `data` at `offset`.
