@@ -9,11 +9,35 @@
 //!
 //! Where several p have the same names, the data must fit one of them.
 
-use crate::execution::{Effect, Event};
 use crate::reference_model::{FileBytes, Id, Model, Node};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use sumfs::units::{BLOCK, BLOCK_SIZE};
+
+/// What an operation did to data, for the test of what a crash may leave.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// Bytes written. `is_durable`: acknowledged as such.
+    Wrote { file: Id, offset: u64, end: u64, is_durable: bool },
+    /// The size was set.
+    Resized { file: Id },
+    /// Zeroed or allocated.
+    Allocated { file: Id, offset: u64, end: u64, zeroes: bool },
+    /// fsync was acknowledged.
+    Synced { node: Id },
+    /// sync was acknowledged.
+    SyncedAll,
+    /// The node took the place of an existing one by a rename.
+    Replaced { node: Id },
+}
+
+/// What an operation changed.
+#[derive(Clone, Debug, Default)]
+pub struct Effect {
+    /// Nodes with new contents, names or attributes.
+    pub touched: Vec<Id>,
+    pub event: Option<Event>,
+}
 
 /// A block; None is zeros.
 type Version = Option<Arc<[u8; BLOCK]>>;

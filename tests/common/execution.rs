@@ -1,6 +1,8 @@
 //! Runs operations on a [`Filesystem`] and on the reference model at once and compares each answer. It behaves like the kernel:
 //! it uses an inode only while it holds lookups of it, and gives them back.
 
+pub use crate::durability::{Effect, Event};
+
 use crate::operations::{How, Operation, Place, pattern};
 use crate::reference_model::{Content, DIRECTORY, FileBytes, Id, Model, NAME_BYTES_MAX, Node, REGULAR, Refused, SYMLINK};
 use crate::tree::Walk;
@@ -19,31 +21,6 @@ const ROOT_CALLER: Caller = Caller { uid: 0, gid: 0, pid: 1 };
 const UMASK: u32 = 0o022;
 const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 const XATTR_NAMES: [&[u8]; 5] = [b"user.a", b"user.b-rather-long-name", b"trusted.t", b"security.s", b"user.\xff\xfe"];
-
-/// What an operation did to data, for the test of what a crash may leave.
-#[derive(Clone, Debug)]
-pub enum Event {
-    /// Bytes written. `is_durable`: acknowledged as such.
-    Wrote { file: Id, offset: u64, end: u64, is_durable: bool },
-    /// The size was set.
-    Resized { file: Id },
-    /// Zeroed or allocated.
-    Allocated { file: Id, offset: u64, end: u64, zeroes: bool },
-    /// fsync was acknowledged.
-    Synced { node: Id },
-    /// sync was acknowledged.
-    SyncedAll,
-    /// The node took the place of an existing one by a rename.
-    Replaced { node: Id },
-}
-
-/// What an operation changed.
-#[derive(Clone, Debug, Default)]
-pub struct Effect {
-    /// Nodes with new contents, names or attributes.
-    pub touched: Vec<Id>,
-    pub event: Option<Event>,
-}
 
 /// A file system, the model, and what the kernel would know.
 pub struct Runner {
