@@ -4,13 +4,14 @@ STORE  ?= /var/lib/sumfs/store
 MNT    ?= /mnt/sumfs
 PREFIX ?= /usr/local
 SEEDS  ?= 200
+CUTS   ?= 200
 # rustup's place is looked at too: sudo and su often leave it out of PATH.
 CARGO  ?= $(or $(shell command -v cargo 2>/dev/null),$(wildcard $(HOME)/.cargo/bin/cargo),cargo)
 TARGET ?= $(or $(CARGO_TARGET_DIR),target)
 SUMFS  := $(TARGET)/release/sumfs
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build test mounted crash lint fmt bench install mount
+.PHONY: help deps build test mounted crash powercut lint fmt bench install mount
 
 # $(call need,COMMAND,DEBIAN PACKAGES): installs the packages unless the command is there.
 need = @command -v $(1) >/dev/null 2>&1 || { \
@@ -19,7 +20,7 @@ need = @command -v $(1) >/dev/null 2>&1 || { \
 	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(2); }
 
 help: ## List the targets
-	@echo "Targets (STORE=$(STORE) MNT=$(MNT) PREFIX=$(PREFIX) SEEDS=$(SEEDS)):"
+	@echo "Targets (STORE=$(STORE) MNT=$(MNT) PREFIX=$(PREFIX) SEEDS=$(SEEDS) CUTS=$(CUTS)):"
 	@sed -n 's/^\([a-z]*\):.*## /  \1	/p' $(MAKEFILE_LIST) | expand -t 14
 
 deps: ## Install what building needs (Debian packages by name; Rust must be there)
@@ -44,6 +45,10 @@ mounted: deps ## Only the tests on real mounts; as root
 
 crash: deps ## Only the simulated power cuts; SEEDS= says how many
 	SEEDS=$(SEEDS) $(CARGO) test --release --test in_process crash -- --nocapture
+
+powercut: deps ## Only the power cuts of the whole program, on ext4; CUTS= says how many; as root
+	$(call need,mkfs.ext4,e2fsprogs)
+	CUTS=$(CUTS) $(CARGO) test --release --test mounted power_cut -- --nocapture
 
 lint: deps ## Formatting, clippy, documentation: no warning passes
 	$(CARGO) fmt --check

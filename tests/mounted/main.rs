@@ -4,6 +4,9 @@ mod cli;
 mod content;
 mod crash;
 mod damage;
+#[expect(dead_code, reason = "the workload here does only some of what can be judged")]
+#[path = "../common/durability.rs"]
+mod durability;
 mod full;
 mod kill;
 mod layout;
@@ -11,6 +14,12 @@ mod loop_device;
 #[path = "../common/mount.rs"]
 mod mount;
 mod names;
+mod power_cut;
 mod random;
+#[path = "../common/recording_file.rs"]
+mod recording_file;
+#[expect(dead_code, reason = "the workload here needs only some of what the model knows")]
+#[path = "../common/reference_model.rs"]
+mod reference_model;
 mod smoke;
 mod work;
