@@ -303,6 +303,14 @@ pub fn raise_open_files_limit() {
     }
 }
 
+/// From now on a write to a pipe that nobody reads ends the process quietly, as with every other tool in a pipeline. Not for daemons.
+pub fn end_when_output_closes() {
+    // SAFETY: restores the default action of one signal, before any other thread exists.
+    if unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) } == libc::SIG_ERR {
+        tracing::debug!("SIGPIPE stays ignored: {}", io::Error::last_os_error());
+    }
+}
+
 /// Programs started from now on get no open file of ours or of our caller's but the standard streams: a daemon that kept the
 /// pipe of some caller would let it wait for the end of that pipe for as long as the mount lives.
 pub fn keep_files_from_children() {

@@ -116,6 +116,7 @@ fn run(command: Command) -> Outcome {
     // The daemon chooses its own place for the log.
     if !matches!(command, Command::Mount(_)) {
         logging::to_stderr();
+        crate::sys::end_when_output_closes();
     }
     match command {
         Command::Mkfs(arguments) => mkfs::run(&arguments),

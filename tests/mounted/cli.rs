@@ -340,3 +340,17 @@ fn flip_first_byte_of(device: &Path, block: &[u8]) {
     file.write_all_at(&[!block[0]], places[0] as u64 * 4096).unwrap();
     file.sync_all().unwrap();
 }
+
+#[test]
+fn a_closed_pipe_ends_a_tool_quietly() {
+    let mount = Mount::with_size("256M", "");
+    fs::write(mount.path().join("file"), vec![1; 3 << 20]).unwrap();
+    for command in ["info", "stats", "map"] {
+        let place = if command == "map" { mount.path().join("file") } else { mount.path() };
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut tool = Command::new(SUMFS);
+        let ran = tool.arg(command).arg(place).arg("--json").stdout(writer).stderr(Stdio::piped()).output().unwrap();
+        assert!(ran.stderr.is_empty() && ran.status.code().is_none(), "{command}: {ran:?}");
+    }
+}
