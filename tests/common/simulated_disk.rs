@@ -10,6 +10,8 @@
 //! - Asked for, blocks may also be torn: the first k * 512 bytes of a later version, the rest of an earlier one.
 //! - A failed write leaves each of its blocks written or not. A failed flush makes durable what it likes, and what it did not
 //!   is **not** tried by the next flush, though reads go on showing it (what Linux does after a failed fsync).
+//! - Asked for, a write or a read goes wrong and nobody is told ([`Flaw`]): it is lost, lands or comes from elsewhere, or one bit
+//!   of it is inverted on the way.
 //! - A discarded block reads as zeros or as before, as the seed chooses, and that is a change like any other.
 //! - A stopped machine fails every operation. A lying port says that a flush is done and does nothing: the canary, which a
 //!   test suite that is worth anything must notice.
@@ -77,6 +79,43 @@ pub struct Fault {
     pub for_good: bool,
 }
 
+/// What goes wrong without an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Silent {
+    /// A write changes nothing.
+    LostWrite,
+    /// A write lands elsewhere on its port; what was to be overwritten stays.
+    MisdirectedWrite,
+    /// A write arrives with one bit inverted.
+    FlippedWrite,
+    /// A read gives what lies elsewhere on its port.
+    MisdirectedRead,
+    /// A read gives one bit inverted; the medium is good.
+    FlippedRead,
+}
+
+impl Silent {
+    fn operation(self) -> Operation {
+        match self {
+            Silent::LostWrite | Silent::MisdirectedWrite | Silent::FlippedWrite => Operation::Write,
+            Silent::MisdirectedRead | Silent::FlippedRead => Operation::Read,
+        }
+    }
+}
+
+/// Makes operations go wrong silently.
+#[derive(Clone, Debug)]
+pub struct Flaw {
+    /// The port; None means any.
+    pub port: Option<String>,
+    /// How.
+    pub silent: Silent,
+    /// Which matching operation from now on; 1 is the next.
+    pub nth: u64,
+    /// All later ones too?
+    pub for_good: bool,
+}
+
 /// How many operations a port has seen, those that failed included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -127,6 +166,8 @@ impl SimulatedPower {
             ports,
             log: Vec::new(),
             faults: Vec::new(),
+            flaws: Vec::new(),
+            failures: 0,
             flushes_until_stop: None,
             flush_stop_comes_first: false,
             operations_until_stop: None,
@@ -175,9 +216,21 @@ impl SimulatedPower {
         self.shared.state.lock().faults.push(fault);
     }
 
-    /// Forgets all faults.
+    /// Makes operations go wrong silently as described; adds to the flaws that there are.
+    pub fn go_wrong(&self, flaw: Flaw) {
+        self.shared.state.lock().flaws.push(flaw);
+    }
+
+    /// Forgets all faults and flaws.
     pub fn clear_faults(&self) {
-        self.shared.state.lock().faults.clear();
+        let mut state = self.shared.state.lock();
+        state.faults.clear();
+        state.flaws.clear();
+    }
+
+    /// Operations so far that failed or went wrong because they were to.
+    pub fn failures(&self) -> u64 {
+        self.shared.state.lock().failures
     }
 
     /// Stops the machine right after the `count`th flush from now, over all ports, has taken effect.
@@ -298,7 +351,7 @@ impl Disk for SimulatedDisk {
             return Err(state.failed(self.number, Operation::Read, "simulated fault"));
         }
         state.check_range(self.number, Operation::Read, offset, into.len())?;
-        state.ports[self.number].live.read(offset, into);
+        state.read(self.number, offset, into);
         Ok(())
     }
 

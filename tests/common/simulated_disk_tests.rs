@@ -234,6 +234,76 @@ fn a_flipped_byte_stays_flipped() {
     assert_eq!(bytes, [2, !2]);
 }
 
+/// 16 blocks that hold their numbers + 1, and a flaw in the next operation.
+fn numbered(seed: u64, silent: Silent) -> (SimulatedPower, Arc<dyn Disk>) {
+    let power = SimulatedPower::new(seed);
+    let disk = power.port("data", LEN);
+    for index in 0..16 {
+        disk.write_at(index * BLOCK_SIZE, &block(index as u8 + 1)).unwrap();
+    }
+    disk.flush().unwrap();
+    power.go_wrong(Flaw { port: Some("data".to_owned()), silent, nth: 1, for_good: false });
+    (power, disk)
+}
+
+fn contents(disk: &dyn Disk) -> Vec<u8> {
+    let mut found = vec![0; LEN as usize];
+    disk.read_at(0, &mut found).unwrap();
+    found
+}
+
+/// Blocks that differ.
+fn changed(before: &[u8], after: &[u8]) -> Vec<usize> {
+    let pairs = before.chunks(BLOCK).zip(after.chunks(BLOCK)).enumerate();
+    pairs.filter(|(_, (before, after))| before != after).map(|(number, _)| number).collect()
+}
+
+fn flipped_bits(before: &[u8], after: &[u8]) -> u32 {
+    before.iter().zip(after).map(|(before, after)| (before ^ after).count_ones()).sum()
+}
+
+#[test]
+fn a_write_that_is_lost_or_misdirected_says_nothing() {
+    let whole: Vec<u8> = (1..=16).flat_map(block).collect();
+    let mut places = HashSet::new();
+    for seed in 0..60 {
+        let (power, disk) = numbered(seed, Silent::LostWrite);
+        disk.write_at(3 * BLOCK_SIZE, &block(99)).unwrap();
+        assert_eq!((contents(&*disk), power.failures()), (whole.clone(), 1));
+        disk.write_at(3 * BLOCK_SIZE, &block(99)).unwrap();
+        assert_eq!(changed(&whole, &contents(&*disk)), [3], "only the first is lost");
+
+        let (power, disk) = numbered(seed, Silent::MisdirectedWrite);
+        disk.write_at(3 * BLOCK_SIZE, &[block(98), block(99)].concat()).unwrap();
+        let found = contents(&*disk);
+        let hit = changed(&whole, &found);
+        assert!(hit.len() == 2 && hit[1] == hit[0] + 1, "seed {seed}: {hit:?}");
+        assert_eq!((found[hit[0] * BLOCK], found[hit[1] * BLOCK], power.failures()), (98, 99, 1));
+        assert_eq!(power.unflushed_changes(), 2, "it is a change like any other");
+        places.insert(hit[0]);
+    }
+    assert!(places.len() > 5 && !places.contains(&3), "{places:?}");
+}
+
+#[test]
+fn a_flipped_write_stays_and_a_flawed_read_does_not() {
+    let whole: Vec<u8> = (1..=16).flat_map(block).collect();
+    for seed in 0..20 {
+        let (_, disk) = numbered(seed, Silent::FlippedWrite);
+        disk.write_at(3 * BLOCK_SIZE, &block(4)).unwrap();
+        assert_eq!((flipped_bits(&whole, &contents(&*disk)), flipped_bits(&whole, &contents(&*disk))), (1, 1));
+
+        let (_, disk) = numbered(seed, Silent::FlippedRead);
+        assert_eq!((flipped_bits(&whole, &contents(&*disk)), flipped_bits(&whole, &contents(&*disk))), (1, 0));
+
+        let (_, disk) = numbered(seed, Silent::MisdirectedRead);
+        let mut found = block(0);
+        disk.read_at(3 * BLOCK_SIZE, &mut found).unwrap();
+        assert!(found[0] != 4 && (1..=16).contains(&found[0]), "seed {seed}: {}", found[0]);
+        assert_eq!(contents(&*disk), whole);
+    }
+}
+
 #[test]
 fn a_discard_may_do_something_or_nothing_and_not_before_a_flush() {
     let power = SimulatedPower::new(1);

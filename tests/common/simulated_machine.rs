@@ -1,7 +1,7 @@
 //! The state of the simulated machine: what each port shows, what of it is durable, the list of changes in between, and the
 //! choice of what survives. The fault model stands in `simulated_disk.rs`. No locks: the caller has the machine's mutex.
 
-use super::{Counts, Fault, Operation};
+use super::{Counts, Fault, Flaw, Operation, Silent};
 use std::collections::{BTreeMap, HashSet};
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -68,6 +68,8 @@ pub(super) struct State {
     pub(super) ports: Vec<Port>,
     pub(super) log: Vec<Change>,
     pub(super) faults: Vec<Fault>,
+    pub(super) flaws: Vec<Flaw>,
+    pub(super) failures: u64,
     pub(super) flushes_until_stop: Option<u64>,
     pub(super) flush_stop_comes_first: bool,
     pub(super) operations_until_stop: Option<u64>,
@@ -133,19 +135,46 @@ impl State {
         if self.stopped {
             return Err(self.failed(number, operation, "the power is off"));
         }
-        let name = self.ports[number].name.clone();
+        let name = &self.ports[number].name;
         let mut fails = false;
         self.faults.retain_mut(|fault| {
             let matches =
-                fault.port.as_ref().is_none_or(|port| *port == name) && fault.operation.is_none_or(|kind| kind == operation);
-            if !matches {
-                return true;
-            }
-            fault.nth = fault.nth.saturating_sub(1);
-            fails |= fault.nth == 0;
-            fault.nth > 0 || fault.for_good
+                fault.port.as_ref().is_none_or(|port| port == name) && fault.operation.is_none_or(|kind| kind == operation);
+            let (hits, stays) = count_down(matches, &mut fault.nth, fault.for_good);
+            fails |= hits;
+            stays
         });
+        self.failures += u64::from(fails);
         Ok(fails)
+    }
+
+    /// What goes wrong with this operation without an error.
+    fn flaw(&mut self, number: usize, operation: Operation) -> Option<Silent> {
+        let name = &self.ports[number].name;
+        let mut found = None;
+        self.flaws.retain_mut(|flaw| {
+            let matches = flaw.port.as_ref().is_none_or(|port| port == name) && flaw.silent.operation() == operation;
+            let (hits, stays) = count_down(matches, &mut flaw.nth, flaw.for_good);
+            found = found.or(hits.then_some(flaw.silent));
+            stays
+        });
+        self.failures += u64::from(found.is_some());
+        found
+    }
+
+    /// Another place of the port for `len` bytes, mostly one that is in use; the same one where there is no other.
+    fn elsewhere(&mut self, number: usize, offset: u64, len: u64) -> u64 {
+        let live = &self.ports[number].live;
+        let last = live.len().saturating_sub(len) / BLOCK_SIZE;
+        let own = (offset / BLOCK_SIZE).min(last);
+        let mut used: Vec<u64> = live.block_indexes().filter(|index| *index != own && *index <= last).collect();
+        used.sort_unstable();
+        let block = match used.len() as u64 {
+            count if count > 0 && !self.random.once_in(4) => used[self.random.below(count) as usize],
+            _ if last > 0 => (own + 1 + self.random.below(last)) % (last + 1),
+            _ => 0,
+        };
+        block * BLOCK_SIZE
     }
 
     pub(super) fn check_range(&self, number: usize, operation: Operation, offset: u64, len: usize) -> Result<()> {
@@ -161,8 +190,44 @@ impl State {
         self.log.push(Change { port: number, effect: Effect::Block { index, after } });
     }
 
+    /// Reads, if nothing goes wrong.
+    pub(super) fn read(&mut self, number: usize, offset: u64, into: &mut [u8]) {
+        let flaw = self.flaw(number, Operation::Read);
+        let offset = match flaw {
+            Some(Silent::MisdirectedRead) => self.elsewhere(number, offset, into.len() as u64),
+            _ => offset,
+        };
+        self.ports[number].live.read(offset, into);
+        if flaw == Some(Silent::FlippedRead) {
+            self.flip_bit(into);
+        }
+    }
+
+    fn flip_bit(&mut self, bytes: &mut [u8]) {
+        if !bytes.is_empty() {
+            let bit = self.random.below(bytes.len() as u64 * 8);
+            bytes[(bit / 8) as usize] ^= 1 << (bit % 8);
+        }
+    }
+
     /// Writes; with `fails` each block only perhaps.
     pub(super) fn write(&mut self, number: usize, offset: u64, from: &[u8], fails: bool) {
+        match self.flaw(number, Operation::Write) {
+            Some(Silent::LostWrite) => {}
+            Some(Silent::MisdirectedWrite) => {
+                let offset = self.elsewhere(number, offset, from.len() as u64);
+                self.write_blocks(number, offset, from, fails);
+            }
+            Some(Silent::FlippedWrite) => {
+                let mut from = from.to_vec();
+                self.flip_bit(&mut from);
+                self.write_blocks(number, offset, &from, fails);
+            }
+            _ => self.write_blocks(number, offset, from, fails),
+        }
+    }
+
+    fn write_blocks(&mut self, number: usize, offset: u64, from: &[u8], fails: bool) {
         for (index, within, range) in pieces(offset, from.len()) {
             if fails && self.random.once_in(2) {
                 continue;
@@ -252,6 +317,15 @@ impl State {
         image.set_len(len);
         image
     }
+}
+
+/// Counts one operation for a fault: does it hit, and does the fault stay?
+fn count_down(matches: bool, nth: &mut u64, for_good: bool) -> (bool, bool) {
+    if !matches {
+        return (false, true);
+    }
+    *nth = nth.saturating_sub(1);
+    (*nth == 0, *nth > 0 || for_good)
 }
 
 fn torn_block(older: &Option<BlockBytes>, newer: &Option<BlockBytes>, bytes: usize) -> Option<BlockBytes> {
