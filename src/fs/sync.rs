@@ -72,8 +72,8 @@ impl Filesystem {
         }
         // Most of it before taking the role; the rest in the role, whose owner alone sees all that is listed.
         let written = self.write_back_listed();
-        self.commit_with(true)?;
-        written
+        let committed = self.commit_with(true);
+        written.and(committed)
     }
 
     /// A commit of everything appended so far; returns when it is durable.
