@@ -77,8 +77,11 @@ impl Plug<'_> {
 
 impl Cache {
     /// Writes back what is dirty in `range`, and waits for what is in flight there. The first error is returned and kept for
-    /// fsync.
+    /// fsync. With the latch set nothing is written: no commit could name it.
     pub fn write_back(&self, file: &Arc<CachedFile>, range: Range<u64>) -> Result<()> {
+        if file.dirty_bytes() > 0 {
+            self.extents.meta.latch().check()?;
+        }
         let range = whole_blocks(range);
         let mut plug = Plug { cache: self, runs: Vec::new(), bytes: 0 };
         let gathered = plug.gather(file, range.clone());
@@ -89,6 +92,9 @@ impl Cache {
 
     /// The same for whole files in one pass. The first error; the others go on, and each file keeps its own for fsync.
     pub fn write_back_files(&self, files: &[&Arc<CachedFile>]) -> Result<()> {
+        if !files.is_empty() {
+            self.extents.meta.latch().check()?;
+        }
         let mut plug = Plug { cache: self, runs: Vec::new(), bytes: 0 };
         let mut result = Ok(());
         for file in files {
@@ -188,6 +194,7 @@ impl Cache {
         let run = DirtyRun { file: &file.extents, offset, end, slices: vec![data], file_size };
         for result in self.extents.store(&[run]) {
             result.inspect_err(|error| {
+                self.extents.space.release(data.len() as u64 / BLOCK_SIZE);
                 self.extents.meta.latch().set(&format!("writing inode {}: {error}", file.inode), true);
             })?;
         }

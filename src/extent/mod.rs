@@ -14,8 +14,9 @@ mod windows;
 pub use load::{Piece, ReadOrder};
 pub use map::{Dropped, FileExtents};
 
+use crate::error::Result;
 use crate::lock::{Rank, RankedMutex};
-use crate::meta::Metadata;
+use crate::meta::{Batch, Metadata, schema};
 use crate::space::Space;
 use crate::stats::Stats;
 use crate::units::InodeNumber;
@@ -55,8 +56,19 @@ impl ExtentFile {
 }
 
 impl Extents {
+    /// Opens one more group: the host allocates it, its record goes into the running transaction. False when there is none; an
+    /// error when the host has no room.
+    pub fn open_group(&self) -> Result<bool> {
+        let Some((group, _opening)) = self.space.prepare_group()? else { return Ok(false) };
+        let mut batch = Batch::new();
+        batch.put(schema::group(group.number), group.record.encode());
+        self.meta.append(batch)?;
+        self.space.add_group(&group);
+        Ok(true)
+    }
+
     /// Gives back what a change of a map set free.
-    pub fn release(&self, dropped: Dropped) -> crate::error::Result<()> {
+    pub fn release(&self, dropped: Dropped) -> Result<()> {
         if dropped.promised_blocks > 0 {
             self.space.unpromise(dropped.promised_blocks);
         }

@@ -33,6 +33,7 @@ pub struct DirtyRun<'a> {
 }
 
 /// A part of a run that has its place.
+#[derive(Clone)]
 struct Placed<'a> {
     run: usize,
     /// First block, counted in the run.
@@ -42,34 +43,46 @@ struct Placed<'a> {
     slices: Vec<&'a [u8]>,
 }
 
+/// How it goes with a run.
+struct Outcome {
+    /// Blocks whose reservation was turned into a place.
+    taken_blocks: u64,
+    result: Result<()>,
+}
+
 impl Extents {
     /// Stores runs, of one file or of many, that were gathered under a plug: all are placed first, then written in the order of
     /// the device, neighbours in one call, then entered into their maps in the order given. One result for each run; one that
-    /// fails does not hold up the others.
+    /// fails does not hold up the others. Takes the reservations of the runs; after an error all of that run's is back, for its
+    /// bytes are still to be written.
     pub fn store(&self, runs: &[DirtyRun<'_>]) -> Vec<Result<()>> {
         let sums: Vec<Vec<u32>> = runs.iter().map(|run| self.checksummer.sums(&run.slices, &self.stats)).collect();
-        let mut results: Vec<Result<()>> = runs.iter().map(|_| Ok(())).collect();
-        let mut placed = Vec::with_capacity(runs.len());
         let are_scattered = runs.len() >= SCATTERED_RUNS_MIN;
-        for (number, run) in runs.iter().enumerate() {
-            let outcome = self.place_run(number, run, are_scattered, &mut placed);
-            if let (Err(error), Some(result)) = (outcome, results.get_mut(number)) {
-                *result = Err(error);
-            }
+        let mut placed = Vec::with_capacity(runs.len());
+        let mut outcomes: Vec<Outcome> = (0..runs.len()).map(|_| Outcome { taken_blocks: 0, result: Ok(()) }).collect();
+        for (number, (run, outcome)) in runs.iter().zip(&mut outcomes).enumerate() {
+            let before = placed.len();
+            outcome.result = self.place_run(number, run, are_scattered, &mut placed);
+            let parts = placed.get(before..).unwrap_or_default();
+            outcome.taken_blocks = parts.iter().map(|part: &Placed<'_>| u64::from(part.count)).sum();
         }
-        placed.sort_unstable_by_key(|part: &Placed<'_>| part.address);
-        for neighbours in placed.chunk_by_mut(|one, next| self.are_neighbours(one, next)) {
-            self.write_neighbours(neighbours, &mut results);
+        placed.sort_unstable_by_key(|part| part.address);
+        let mut written = Vec::with_capacity(placed.len());
+        for neighbours in placed.chunk_by(|one, next| self.are_neighbours(one, next)) {
+            self.write_neighbours(neighbours, &mut written, &mut outcomes);
         }
-        placed.sort_unstable_by_key(|part| (part.run, part.first));
-        for part in &placed {
-            if let (Some(run), Some(sums), Some(result)) = (runs.get(part.run), sums.get(part.run), results.get_mut(part.run))
-                && result.is_ok()
+        written.sort_unstable_by_key(|part| (part.run, part.first));
+        for part in &written {
+            if let (Some(run), Some(sums), Some(outcome)) = (runs.get(part.run), sums.get(part.run), outcomes.get_mut(part.run))
+                && outcome.result.is_ok()
             {
-                *result = self.enter(run, part, sums);
+                outcome.result = self.enter(run, part, sums);
             }
         }
-        results
+        for outcome in outcomes.iter().filter(|outcome| outcome.result.is_err()) {
+            self.space.reserve_again(outcome.taken_blocks);
+        }
+        outcomes.into_iter().map(|outcome| outcome.result).collect()
     }
 
     fn place_run<'a>(&self, number: usize, run: &DirtyRun<'a>, are_scattered: bool, placed: &mut Vec<Placed<'a>>) -> Result<()> {
@@ -96,21 +109,19 @@ impl Extents {
     }
 
     /// Parts that lie one behind the other, in one call. When that fails each is tried alone, and elsewhere.
-    fn write_neighbours(&self, parts: &mut [Placed<'_>], results: &mut [Result<()>]) {
+    fn write_neighbours<'a>(&self, parts: &[Placed<'a>], written: &mut Vec<Placed<'a>>, outcomes: &mut [Outcome]) {
         if let [first, _, ..] = parts {
-            let address = first.address;
             let slices: Vec<&[u8]> = parts.iter().flat_map(|part| part.slices.iter().copied()).collect();
-            if self.space.write(address, &slices).is_ok() {
+            if self.space.write(first.address, &slices).is_ok() {
                 self.stats.merged_writes.fetch_add(parts.len() as u64 - 1, Ordering::Relaxed);
+                written.extend(parts.iter().cloned());
                 return;
             }
             self.stats.io_errors.fetch_add(1, Ordering::Relaxed);
         }
         for part in parts {
-            match (self.write_somewhere(part.address, part.count, &part.slices), results.get_mut(part.run)) {
-                (Ok(address), _) => part.address = address,
-                (Err(error), Some(result)) => *result = Err(error),
-                (Err(_), None) => {}
+            if let (Err(error), Some(outcome)) = (self.write_somewhere(part, written), outcomes.get_mut(part.run)) {
+                outcome.result = Err(error);
             }
         }
     }
@@ -140,27 +151,43 @@ impl Extents {
         Ok((address, count))
     }
 
-    fn write_somewhere(&self, mut address: BlockAddress, count: u32, slices: &[&[u8]]) -> Result<BlockAddress> {
-        for attempt in 1.. {
-            let error = match self.space.write(address, slices) {
-                Ok(()) => return Ok(address),
-                Err(error) => error,
+    /// Writes a part where it was placed; where that fails, elsewhere, in as many pieces as there is room for.
+    fn write_somewhere<'a>(&self, part: &Placed<'a>, written: &mut Vec<Placed<'a>>) -> Result<()> {
+        let (mut address, mut count) = (part.address, part.count);
+        let (mut done, mut attempt) = (0, 1);
+        // Blocks behind this piece that have a reservation but no place yet.
+        let mut behind = 0;
+        while done < part.count {
+            let slices = carve(&part.slices, done as usize * BLOCK, (done + count) as usize * BLOCK);
+            let Err(error) = self.space.write(address, &slices) else {
+                written.push(Placed { run: part.run, first: part.first + done as usize, count, address, slices });
+                done += count;
+                attempt = 1;
+                if done < part.count {
+                    (address, count) = self.space.allocate(part.count - done, Placement::Window { within: 0 })?;
+                    behind -= count;
+                }
+                continue;
             };
             self.stats.io_errors.fetch_add(1, Ordering::Relaxed);
             tracing::warn!("writing {count} blocks at {address}: {error} (attempt {attempt})");
-            if attempt >= ATTEMPTS_MAX || !self.space.reserve(u64::from(count)) {
+            if attempt >= ATTEMPTS_MAX || !self.reserve_elsewhere(count) {
+                self.space.release(u64::from(behind));
                 return Err(error);
             }
+            attempt += 1;
             // The failed place stays out of use until the next mount.
-            let (elsewhere, found) = self.space.allocate(count, Placement::Window { within: 0 })?;
-            if found < count {
-                self.space.release(u64::from(count - found));
-                self.space.free(vec![(elsewhere.0, found)])?;
-                return Err(error);
-            }
-            address = elsewhere;
+            let wanted = count;
+            (address, count) = self.space.allocate(wanted, Placement::Window { within: 0 })?;
+            behind += wanted - count;
         }
-        Ok(address)
+        Ok(())
+    }
+
+    /// Space for blocks whose place turned out bad: nobody planned for it, so a group may have to be opened.
+    fn reserve_elsewhere(&self, count: u32) -> bool {
+        let blocks = u64::from(count);
+        self.space.reserve(blocks) || (matches!(self.open_group(), Ok(true)) && self.space.reserve(blocks))
     }
 }
 

@@ -203,17 +203,14 @@ impl Filesystem {
 
     /// Opens one more group; false when there is none or the host has no room.
     fn open_group(&self) -> Result<bool> {
-        use crate::meta::{Batch, schema};
-        match self.space.prepare_group() {
-            Ok(None) => Ok(false),
-            Ok(Some((group, _opening))) => {
-                let mut batch = Batch::new();
-                batch.put(schema::group(group.number), group.record.encode());
-                self.meta.append(batch)?;
-                self.space.add_group(&group);
-                self.is_host_full.store(false, Ordering::Relaxed);
-                Ok(true)
+        match self.extents.open_group() {
+            Ok(is_open) => {
+                if is_open {
+                    self.is_host_full.store(false, Ordering::Relaxed);
+                }
+                Ok(is_open)
             }
+            Err(error @ Error::ReadOnly(_)) => Err(error),
             Err(error) => {
                 // Every write that finds no space comes here.
                 if !self.is_host_full.swap(true, Ordering::Relaxed) {

@@ -144,6 +144,11 @@ impl Space {
         fits
     }
 
+    /// Renews the promise to dirty data that could not be written, whether or not so much is free.
+    pub fn reserve_again(&self, blocks: u64) {
+        self.state.lock().reserved += blocks;
+    }
+
     /// Gives a promise back.
     pub fn release(&self, blocks: u64) {
         let mut state = self.state.lock();
