@@ -19,6 +19,7 @@ mod corruption;
 mod crash;
 mod forgotten_maps;
 mod index;
+mod io_errors;
 mod issues;
 mod model;
 mod nowait;
