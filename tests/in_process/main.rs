@@ -18,6 +18,7 @@ mod tree;
 mod corruption;
 mod crash;
 mod forgotten_maps;
+mod fsync_cost;
 mod index;
 mod io_errors;
 mod issues;
