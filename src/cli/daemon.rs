@@ -5,7 +5,7 @@
 //! those who wait are told, lock free. All errors before the mount is usable go to the caller, later ones to the log.
 
 use super::mount::{CODE_FAILED, Plan, READY};
-use super::{Failure, Outcome, WithCode, info, logging};
+use super::{Failure, Outcome, WithCode, info, logging, mountinfo};
 use crate::control::{self, Command};
 use crate::error::Error;
 use crate::fs::{AccessTimes, Filesystem, Options};
@@ -15,12 +15,16 @@ use crate::sys;
 use serde_json::{Value, json};
 use std::cell::Cell;
 use std::fs::File;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a mount waits for the store: after umount(8) has returned the last daemon may still be closing it.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Between attempts to make a mount read-only that has files open for writing.
+const REMOUNT_PAUSE: Duration = Duration::from_millis(200);
 
 /// Serves until unmounted.
 pub fn run(plan: &Plan) -> Outcome {
@@ -56,7 +60,8 @@ fn serve(plan: &Plan, usable: &Cell<bool>) -> std::result::Result<(), Failure> {
     sys::raise_open_files_limit();
 
     let store = StoreDirectory::open(&plan.store, plan.options.filesystem.read_only, Some(LOCK_TIMEOUT)).or_code(CODE_FAILED)?;
-    let description = info::describe_store(&store);
+    let mut description = info::describe_store(&store);
+    description["mountpoint"] = json!(plan.mountpoint.to_string_lossy());
     let kernel_caches = plan.options.cache == CacheMode::Writeback;
     let options = Options { kernel_caches, ..plan.options.filesystem.clone() };
     let filesystem = Filesystem::open(store.disks().clone(), options).or_code(CODE_FAILED)?;
@@ -90,15 +95,31 @@ fn remount_when_latched(plan: &Plan, filesystem: &Filesystem) {
     let mountpoint = plan.mountpoint.clone();
     filesystem.set_latch_hook(Box::new(move |_| {
         let mountpoint = mountpoint.clone();
-        let remount = move || {
-            if let Err(error) = sys::remount_read_only(&mountpoint) {
-                tracing::warn!("remounting {} read-only: {error}", mountpoint.display());
-            }
-        };
+        let remount = move || remount_read_only(&mountpoint);
         if let Err(error) = std::thread::Builder::new().name("remount".into()).spawn(remount) {
             tracing::warn!("no thread to remount with: {error}");
         }
     }));
+}
+
+/// The kernel refuses while a file is open for writing, so it is tried again as long as the mount is there.
+fn remount_read_only(mountpoint: &Path) {
+    let at = mountpoint.display();
+    let device = || mountinfo::mount_at(mountpoint).ok().flatten().filter(mountinfo::is_sumfs).map(|mount| mount.device);
+    let own = device();
+    let mut is_told = false;
+    while own.is_some() && device() == own {
+        match sys::remount_read_only(mountpoint) {
+            Ok(()) => return,
+            Err(error) if error.kind() == ErrorKind::ResourceBusy => {
+                if !std::mem::replace(&mut is_told, true) {
+                    tracing::warn!("{at} turns read-only when no file is open for writing any more; writes are refused");
+                }
+                std::thread::sleep(REMOUNT_PAUSE);
+            }
+            Err(error) => return tracing::warn!("remounting {at} read-only: {error}"),
+        }
+    }
 }
 
 fn session_options(plan: &Plan) -> SessionOptions {
