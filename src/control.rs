@@ -283,6 +283,13 @@ pub fn ask(store_uuid: &uuid::Uuid, command: Command) -> Result<Option<Value>> {
     Pending::send(store_uuid, command)?.map(|mut pending| pending.reply(None)).transpose()
 }
 
+/// The stores that daemons within our reach have a socket for.
+pub fn known_stores() -> Vec<uuid::Uuid> {
+    let entries = directories().into_iter().filter_map(|directory| std::fs::read_dir(directory).ok()).flatten().flatten();
+    let name_of = |entry: std::fs::DirEntry| entry.file_name().to_str()?.strip_suffix(".sock")?.parse().ok();
+    entries.filter_map(name_of).collect()
+}
+
 /// Where to look: our own directory; root looks into those of the users as well.
 fn directories() -> Vec<PathBuf> {
     let mut directories: Vec<PathBuf> = socket_directory().into_iter().collect();

@@ -76,7 +76,7 @@ pub fn stats(arguments: &StatsArguments) -> Outcome {
 }
 
 fn ask(mount: &Mounted, command: Command) -> std::result::Result<Value, Failure> {
-    let uuid = StoreDirectory::read_uuid(&mount.source).or_code(1)?;
+    let uuid = mountinfo::store_uuid(mount).or_code(1)?;
     control::ask(&uuid, command).or_code(1)?.ok_or_else(|| no_daemon(mount))
 }
 

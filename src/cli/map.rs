@@ -4,7 +4,6 @@ use super::mountinfo;
 use super::umount::no_daemon;
 use super::{Failure, Outcome, WithCode};
 use crate::control::{self, Command};
-use crate::store::StoreDirectory;
 use serde_json::Value;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -37,7 +36,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     std::fs::File::open(&path)
         .and_then(|file| file.sync_data())
         .map_err(|error| Failure::new(1, format!("writing back {shown}: {error}")))?;
-    let uuid = StoreDirectory::read_uuid(&mount.source).or_code(1)?;
+    let uuid = mountinfo::store_uuid(mount).or_code(1)?;
     let Some(map) = control::ask(&uuid, Command::Map { inode: metadata.ino() }).or_code(1)? else { return Err(no_daemon(mount)) };
     if arguments.json {
         println!("{map}");

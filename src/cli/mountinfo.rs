@@ -2,9 +2,15 @@
 //! point, because a stat of a mount point whose daemon is gone or busy fails or hangs.
 
 use super::{Failure, WithCode};
+use crate::control::{self, Command, Pending};
 use crate::error::{Error, Result};
+use crate::store::StoreDirectory;
 use crate::sys::{self, Mounted};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long a daemon that may be the wrong one may take to say so.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Is it one of ours?
 pub fn is_sumfs(mount: &Mounted) -> bool {
@@ -45,6 +51,17 @@ pub fn sumfs_mount(mountpoint: &Path) -> std::result::Result<Mounted, Failure> {
             )),
         },
     }
+}
+
+/// The UUID of a mounted store. The list of mounts goes on naming the directory that was mounted: of one that was moved meanwhile the
+/// daemon is found by asking all for their mount points.
+pub fn store_uuid(mount: &Mounted) -> Result<uuid::Uuid> {
+    let is_this = |uuid: &uuid::Uuid| {
+        let mut info = Pending::send(uuid, Command::Info).ok()??.reply(Some(ANSWER_TIMEOUT)).ok()?;
+        let mountpoint = info.get_mut("mountpoint").map(serde_json::Value::take)?;
+        (mountpoint.as_str()? == mount.mountpoint.to_string_lossy()).then_some(*uuid)
+    };
+    StoreDirectory::read_uuid(&mount.source).or_else(|error| control::known_stores().iter().find_map(is_this).ok_or(error))
 }
 
 /// The path without links, dots and a trailing slash. Its last part is not looked at when that fails: a dead mount point must be

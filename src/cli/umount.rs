@@ -51,7 +51,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
 
 /// None without a daemon that answers, or with a damaged store: there is still something to unmount.
 fn ask_for_farewell(mount: &Mounted) -> Option<Pending> {
-    let uuid = StoreDirectory::read_uuid(&mount.source).ok()?;
+    let uuid = mountinfo::store_uuid(mount).ok()?;
     let mut farewell = Pending::send(&uuid, Command::Wait).ok()??;
     farewell.reply(Some(Duration::from_secs(10))).ok()?;
     Some(farewell)
@@ -71,7 +71,7 @@ pub fn sync(arguments: &SyncArguments) -> Outcome {
     let directory = std::fs::File::open(&mount.mountpoint).map_err(|error| Failure::new(1, format!("opening {at}: {error}")))?;
     // What could be written back is made durable even if something else could not.
     let written = rustix::fs::syncfs(&directory);
-    let uuid = StoreDirectory::read_uuid(&mount.source).or_code(1)?;
+    let uuid = mountinfo::store_uuid(&mount).or_code(1)?;
     control::ask(&uuid, Command::Sync).or_code(1)?.ok_or_else(|| no_daemon(&mount))?;
     written.map_err(|error| Failure::new(1, format!("writing back {at}: {error}; all else is durable")))?;
     Ok(0)
