@@ -8,6 +8,7 @@ mod damage;
 #[path = "../common/durability.rs"]
 mod durability;
 mod full;
+mod io_errors;
 mod kill;
 mod layout;
 mod loop_device;
