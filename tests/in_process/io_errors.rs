@@ -4,6 +4,8 @@
 //!
 //! `IO_ERRORS=all` takes every n; without it those of long runs are sampled.
 
+mod host_full;
+mod silent;
 mod workload;
 mod writeback;
 
@@ -22,6 +24,9 @@ use workload::{CALLER, How, MIXED, ROOT, Run, Step, read_tree};
 const HANG: Duration = Duration::from_secs(60);
 /// All n up to here are tried, further ones in growing steps.
 const DENSE: u64 = 40;
+
+/// Power cuts after the step that met the fault.
+const CUTS_WHEN_MET: u64 = 3;
 
 /// What fails.
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +68,7 @@ impl Case {
         let options = Options { background: self.background, commit_interval_ms: 2, ..Options::default() };
         let mut run = Run::new(self.nth, options);
         run.power.fail(self.fault());
-        let mut is_over = false;
+        let (mut is_over, mut is_met) = (false, false);
         for step in MIXED {
             match run.step(*step) {
                 Ok(()) => {}
@@ -71,6 +76,11 @@ impl Case {
                     self.allows(*step, &error)?;
                     is_over = run.is_latched() || matches!(step, Step::Mount | Step::Shutdown);
                 }
+            }
+            if !is_met && run.power.failures() > 0 {
+                is_met = true;
+                // What was acknowledged although something failed: later steps may hide that it was not durable.
+                (0..CUTS_WHEN_MET).try_for_each(|seed| recover(&run, seed))?;
             }
             if is_over {
                 break;
@@ -83,10 +93,9 @@ impl Case {
         if run.is_latched() {
             self.probe(&mut run)?;
         }
-        let is_met = run.power.failures() > 0;
         self.judge_latch(&run, is_over)?;
-        recover(&run)?;
-        Ok(is_met)
+        recover(&run, CUTS_WHEN_MET)?;
+        Ok(is_met || run.power.failures() > 0)
     }
 
     fn fault(&self) -> Fault {
@@ -135,8 +144,8 @@ impl Case {
 }
 
 /// A power cut, a healthy disk: mounts, is clean, has all that was acknowledged.
-fn recover(run: &Run) -> Result<(), String> {
-    let images = run.power.cut(7);
+fn recover(run: &Run, seed: u64) -> Result<(), String> {
+    let images = run.power.cut(seed);
     let power = SimulatedPower::reopen(1, &images);
     let store = MemoryStore::found_on(&power);
     let options = Options { background: false, ..Options::default() };
@@ -151,27 +160,36 @@ fn recover(run: &Run) -> Result<(), String> {
 }
 
 /// Runs a case on a thread of its own: a panic or a hang is a failure like any other.
-fn run_guarded(case: Case) -> bool {
+fn guarded(case: &str, run: impl FnOnce() -> Result<bool, String> + Send + 'static) -> bool {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
-        let outcome = catch_unwind(AssertUnwindSafe(|| case.run())).unwrap_or_else(|_| Err("a panic".to_owned()));
+        let outcome = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err("a panic".to_owned()));
         drop(sender.send(outcome));
     });
     match receiver.recv_timeout(HANG) {
-        Ok(outcome) => outcome.unwrap_or_else(|wrong| panic!("{case:?}: {wrong}")),
-        Err(_) => panic!("{case:?}: hangs"),
+        Ok(outcome) => outcome.unwrap_or_else(|wrong| panic!("{case}: {wrong}")),
+        Err(_) => panic!("{case}: hangs"),
     }
+}
+
+/// The n to try after `nth`.
+fn next_of(nth: u64) -> u64 {
+    let takes_all = std::env::var("IO_ERRORS").as_deref() == Ok("all");
+    nth + if takes_all || nth < DENSE { 1 } else { nth / 10 }
 }
 
 /// Each n until the workload is untouched.
 fn fail_each(operation: Operation) {
-    let takes_all = std::env::var("IO_ERRORS").as_deref() == Ok("all");
     for port in PORTS {
         for for_good in [false, true] {
             let (mut nth, mut met) = (1, 0);
-            while run_guarded(Case { port, operation, nth, for_good, background: false }) {
+            loop {
+                let case = Case { port, operation, nth, for_good, background: false };
+                if !guarded(&format!("{case:?}"), move || case.run()) {
+                    break;
+                }
                 met += 1;
-                nth += if takes_all || nth < DENSE { 1 } else { nth / 10 };
+                nth = next_of(nth);
             }
             println!("{operation:?} on {port}, for good {for_good}: {met} runs were touched, up to {nth}");
         }
@@ -205,7 +223,8 @@ fn errors_under_background_threads() {
         for operation in [Operation::Read, Operation::Write, Operation::Flush, Operation::Allocate] {
             for (nth, for_good) in [(1, false), (2, true), (4, false), (5, true), (7, false), (11, true), (16, false), (25, true)]
             {
-                met += u64::from(run_guarded(Case { port, operation, nth, for_good, background: true }));
+                let case = Case { port, operation, nth, for_good, background: true };
+                met += u64::from(guarded(&format!("{case:?}"), move || case.run()));
             }
         }
     }

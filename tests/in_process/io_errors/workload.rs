@@ -19,7 +19,7 @@ use sumfs::units::InodeNumber;
 pub const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 1 };
 pub const ROOT: InodeNumber = InodeNumber::ROOT;
 const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
-const MODE: u32 = REGULAR | 0o644;
+pub const MODE: u32 = REGULAR | 0o644;
 
 /// How a write reaches the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
