@@ -147,3 +147,89 @@ impl Backend {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::Disk;
+    use crate::disk::memory::MemoryDisk;
+    use crate::meta::redb_backend::{BackendHandle, Limits};
+    use crate::units::BLOCK_SIZE;
+    use parking_lot::Mutex;
+    use redb::StorageBackend;
+    use std::sync::Arc;
+
+    type Act = Box<dyn FnOnce() + Send>;
+
+    /// Memory that lets the test act right after the read of one place.
+    struct Meddled {
+        inner: MemoryDisk,
+        after_read: Mutex<Option<(u64, Act)>>,
+    }
+
+    impl std::fmt::Debug for Meddled {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("Meddled")
+        }
+    }
+
+    impl Disk for Meddled {
+        fn name(&self) -> &str {
+            self.inner.name()
+        }
+        fn len(&self) -> Result<u64> {
+            self.inner.len()
+        }
+        fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+            self.inner.read_at(offset, into)?;
+            let act = self.after_read.lock().take_if(|(place, _)| *place == offset);
+            if let Some((_, act)) = act {
+                act();
+            }
+            Ok(())
+        }
+        fn write_at(&self, offset: u64, from: &[u8]) -> Result<()> {
+            self.inner.write_at(offset, from)
+        }
+        fn flush(&self) -> Result<()> {
+            self.inner.flush()
+        }
+        fn set_len(&self, len: u64) -> Result<()> {
+            self.inner.set_len(len)
+        }
+        fn allocate(&self, offset: u64, len: u64) -> Result<()> {
+            self.inner.allocate(offset, len)
+        }
+        fn discard(&self, offset: u64, len: u64) -> Result<()> {
+            self.inner.discard(offset, len)
+        }
+    }
+
+    #[test]
+    fn a_page_written_anew_while_it_is_healed_keeps_its_new_bytes() {
+        const PAGE: u64 = 5;
+        let places = [0, 1].map(|copy| page_offset(0, copy, PAGE as usize));
+        let disk = Arc::new(Meddled { inner: MemoryDisk::new("index", 0), after_read: Mutex::default() });
+        let limits = Limits { places_ahead: 1, dirty_pages_max: 100 };
+        let backend = Backend::create(disk.clone(), limits).unwrap();
+        let writer = BackendHandle(Arc::clone(&backend));
+        writer.set_len(20 * BLOCK_SIZE).unwrap();
+        writer.write(PAGE * BLOCK_SIZE, &[1; BLOCK]).unwrap();
+        writer.sync_data().unwrap();
+        disk.inner.write_at(places[0], &[9; BLOCK]).unwrap();
+        // The good copy has been read, the bad one is about to be healed.
+        let write_anew = move || {
+            writer.write(PAGE * BLOCK_SIZE, &[2; BLOCK]).unwrap();
+            writer.sync_data().unwrap();
+        };
+        *disk.after_read.lock() = Some((places[1], Box::new(write_anew)));
+        let mut found = [0; BLOCK];
+        BackendHandle(Arc::clone(&backend)).read(PAGE * BLOCK_SIZE, &mut found).unwrap();
+        assert_eq!((found[0], backend.healed()), (1, 1));
+        assert!(disk.after_read.lock().is_none(), "the second copy was read");
+        for (copy, place) in places.into_iter().enumerate() {
+            disk.inner.read_at(place, &mut found).unwrap();
+            assert_eq!(found, [2; BLOCK], "copy {copy}");
+        }
+    }
+}
