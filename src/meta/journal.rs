@@ -26,6 +26,8 @@ pub(crate) struct Journal {
     store_id: [u8; 16],
     len: u64,
     head: Position,
+    /// What `headers` found; the ring does not change while it is replayed.
+    headers: Option<Arc<Vec<(u64, Header)>>>,
     /// Copies that were bad when read.
     pub(crate) healed: u64,
 }
@@ -66,7 +68,7 @@ fn copy_bytes(payload: usize) -> u64 {
 impl Journal {
     pub(crate) fn new(disk: Arc<dyn Disk>, store_id: [u8; 16], head: Position) -> Result<Journal> {
         let len = disk.len()?;
-        Ok(Journal { disk, store_id, len, head, healed: 0 })
+        Ok(Journal { disk, store_id, len, head, headers: None, healed: 0 })
     }
 
     pub(crate) fn len(&self) -> u64 {
@@ -93,6 +95,7 @@ impl Journal {
 
     /// Writes the next record and flushes. The caller has made sure of the room.
     pub(crate) fn append(&mut self, payload: &[u8]) -> Result<Position> {
+        self.headers = None;
         let bytes = copy_bytes(payload.len());
         let offset = self.place(self.head.journal_offset, bytes * 2);
         let sequence = self.head.sequence + 1;
@@ -119,47 +122,69 @@ impl Journal {
     /// Reads the record that follows `at`.
     pub(crate) fn read_next(&mut self, at: Position) -> Result<Found> {
         for offset in [at.journal_offset, 0] {
-            if let Some((payload, behind)) = self.read_at(offset, at)? {
-                return Ok(Found::Record(payload, behind));
+            if let Some((payload, checksum, bytes)) = self.read_copy(offset, at)? {
+                if self.read_copy(offset + bytes, at)?.is_none() {
+                    self.healed += 1;
+                    let second = offset + bytes;
+                    tracing::warn!("journal record {}: second copy at {second} is bad, the first is good", at.sequence + 1);
+                }
+                let journal_offset = offset + bytes * 2;
+                return Ok(Found::Record(
+                    payload,
+                    Position { sequence: at.sequence + 1, journal_offset, record_checksum: checksum },
+                ));
             }
         }
-        if self.has_later_than(at.sequence + 1)? {
-            return Ok(Found::Damaged { sequence: at.sequence + 1 });
+        // How long a bad first copy was, only the second one's header can tell.
+        let headers = self.headers()?;
+        for (second, _) in headers.iter().filter(|(_, header)| header.follows(at)) {
+            if let Some((payload, checksum, bytes)) = self.read_copy(*second, at)?
+                && [at.journal_offset, 0].iter().any(|first| first + bytes == *second)
+            {
+                self.healed += 1;
+                let first = second - bytes;
+                tracing::warn!("journal record {}: copy at {first} is bad, read from the second copy", at.sequence + 1);
+                let journal_offset = second + bytes;
+                return Ok(Found::Record(
+                    payload,
+                    Position { sequence: at.sequence + 1, journal_offset, record_checksum: checksum },
+                ));
+            }
+        }
+        for (offset, header) in headers.iter().filter(|(_, header)| header.sequence > at.sequence + 1) {
+            let before =
+                Position { sequence: header.sequence.wrapping_sub(1), journal_offset: *offset, record_checksum: header.previous };
+            if self.read_copy(*offset, before)?.is_some() {
+                return Ok(Found::Damaged { sequence: at.sequence + 1 });
+            }
         }
         Ok(Found::End)
     }
 
-    fn read_at(&mut self, offset: u64, at: Position) -> Result<Option<(Vec<u8>, Position)>> {
-        // The length is in the first copy's header; when that is bad the second copy's place is not known, so try the
-        // sizes that a header further on confirms.
-        if let Some((payload, checksum, bytes)) = self.read_copy(offset, at)? {
-            let second = self.read_copy(offset + bytes, at)?;
-            if second.is_none() {
-                self.healed += 1;
-                tracing::warn!("journal record {}: second copy at {} is bad, the first is good", at.sequence + 1, offset + bytes);
-            }
-            let behind = Position { sequence: at.sequence + 1, journal_offset: offset + bytes * 2, record_checksum: checksum };
-            return Ok(Some((payload, behind)));
+    /// Every block of the ring that looks like the begin of a record of this store. The ring is read once, in large pieces, and only
+    /// when the next record is not where it should be.
+    fn headers(&mut self) -> Result<Arc<Vec<(u64, Header)>>> {
+        const PIECE_BYTES: u64 = 1 << 20;
+        if let Some(headers) = &self.headers {
+            return Ok(headers.clone());
         }
-        let mut second = offset + BLOCK_SIZE;
-        while second + BLOCK_SIZE <= self.len {
-            if let Some((payload, checksum, bytes)) = self.read_copy(second, at)? {
-                if second != offset + bytes {
-                    return Ok(None);
-                }
-                self.healed += 1;
-                tracing::warn!("journal record {}: copy at {offset} is bad, read from the second copy", at.sequence + 1);
-                let behind = Position { sequence: at.sequence + 1, journal_offset: second + bytes, record_checksum: checksum };
-                return Ok(Some((payload, behind)));
-            }
-            second += BLOCK_SIZE;
+        let mut headers = Vec::new();
+        let mut piece_at = 0;
+        while piece_at < self.len {
+            let mut piece = AlignedBuffer::zeroed(PIECE_BYTES.min(self.len - piece_at) as usize);
+            self.disk.read_at(piece_at, &mut piece)?;
+            let blocks = piece.chunks(BLOCK_SIZE as usize).enumerate();
+            headers.extend(blocks.filter_map(|(block, bytes)| {
+                Some((piece_at + block as u64 * BLOCK_SIZE, Header::parse(bytes, &self.store_id)?))
+            }));
+            piece_at += PIECE_BYTES;
         }
-        Ok(None)
+        Ok(self.headers.insert(Arc::new(headers)).clone())
     }
 
     fn read_copy(&self, offset: u64, at: Position) -> Result<Option<(Vec<u8>, u32, u64)>> {
         let Some(header) = self.read_header(offset)? else { return Ok(None) };
-        if header.sequence != at.sequence + 1 || header.previous != at.record_checksum {
+        if !header.follows(at) {
             return Ok(None);
         }
         let bytes = copy_bytes(header.payload as usize);
@@ -182,33 +207,9 @@ impl Journal {
         self.disk.read_at(offset, &mut block)?;
         Ok(Header::parse(&block, &self.store_id))
     }
-
-    /// Is there any whole, valid record with a sequence number above `sequence`? The ring is read once, in large pieces.
-    fn has_later_than(&self, sequence: u64) -> Result<bool> {
-        const PIECE_BYTES: u64 = 1 << 20;
-        let mut piece_at = 0;
-        while piece_at < self.len {
-            let bytes = PIECE_BYTES.min(self.len - piece_at);
-            let mut piece = AlignedBuffer::zeroed(bytes as usize);
-            self.disk.read_at(piece_at, &mut piece)?;
-            for (block, bytes) in piece.chunks(BLOCK_SIZE as usize).enumerate() {
-                let Some(header) = Header::parse(bytes, &self.store_id) else { continue };
-                let offset = piece_at + block as u64 * BLOCK_SIZE;
-                let before = Position {
-                    sequence: header.sequence.wrapping_sub(1),
-                    journal_offset: offset,
-                    record_checksum: header.previous,
-                };
-                if header.sequence > sequence && self.read_copy(offset, before)?.is_some() {
-                    return Ok(true);
-                }
-            }
-            piece_at += bytes;
-        }
-        Ok(false)
-    }
 }
 
+#[derive(Clone, Copy, Debug)]
 struct Header {
     sequence: u64,
     payload: u32,
@@ -217,6 +218,10 @@ struct Header {
 }
 
 impl Header {
+    fn follows(&self, at: Position) -> bool {
+        at.sequence.checked_add(1) == Some(self.sequence) && self.previous == at.record_checksum
+    }
+
     fn parse(block: &[u8], store_id: &[u8; 16]) -> Option<Header> {
         let number = |at: usize| Some(u32::from_le_bytes(block.get(at..at + 4)?.try_into().ok()?));
         if block.get(..8)? != MAGIC || block.get(8..24)? != store_id {
