@@ -174,8 +174,8 @@ counters! {
         blocks_verified,
         /// Blocks that did not match.
         checksum_errors,
-        /// Time spent computing checksums, on any thread.
-        checksum_ns,
+        /// Bytes checksummed, to write or to compare, on any thread.
+        checksum_bytes,
     }
     transaction {
         /// Commits made durable.

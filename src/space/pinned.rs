@@ -2,7 +2,7 @@
 //! may still be under way. Reads hold an [`EpochGuard`]; frees carry the epoch at which they became final.
 
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// A run of blocks: first logical block, count.
@@ -11,7 +11,8 @@ pub type Run = (u64, u32);
 #[derive(Debug, Default)]
 struct State {
     epoch: u64,
-    readers: BTreeMap<u64, usize>,
+    /// Epochs in which reads began, oldest first, with how many of them are under way.
+    readers: VecDeque<(u64, usize)>,
     pinned: VecDeque<(u64, Vec<Run>)>,
     pinned_blocks: u64,
 }
@@ -34,7 +35,10 @@ impl Pinned {
     pub fn enter(self: &Arc<Pinned>) -> EpochGuard {
         let mut state = self.state.lock();
         let epoch = state.epoch;
-        *state.readers.entry(epoch).or_insert(0) += 1;
+        match state.readers.back_mut() {
+            Some((newest, count)) if *newest == epoch => *count += 1,
+            _ => state.readers.push_back((epoch, 1)),
+        }
         EpochGuard { pinned: self.clone(), epoch }
     }
 
@@ -53,7 +57,7 @@ impl Pinned {
     /// The runs that nobody can be reading any more.
     pub fn take_released(&self) -> Vec<Run> {
         let mut state = self.state.lock();
-        let oldest = state.readers.keys().next().copied().unwrap_or(u64::MAX);
+        let oldest = state.readers.front().map_or(u64::MAX, |(epoch, _)| *epoch);
         let mut released = Vec::new();
         while state.pinned.front().is_some_and(|(epoch, _)| *epoch < oldest) {
             if let Some((_, runs)) = state.pinned.pop_front() {
@@ -73,11 +77,11 @@ impl Pinned {
 impl Drop for EpochGuard {
     fn drop(&mut self) {
         let mut state = self.pinned.state.lock();
-        if let Some(count) = state.readers.get_mut(&self.epoch) {
+        if let Some((_, count)) = state.readers.iter_mut().find(|(epoch, _)| *epoch == self.epoch) {
             *count -= 1;
-            if *count == 0 {
-                state.readers.remove(&self.epoch);
-            }
+        }
+        while state.readers.front().is_some_and(|(_, count)| *count == 0) {
+            state.readers.pop_front();
         }
     }
 }
