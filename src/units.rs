@@ -14,6 +14,12 @@ pub const EXTENT_BYTES_MAX: u64 = EXTENT_BLOCKS_MAX as u64 * BLOCK_SIZE;
 /// The largest file (the largest offset that fits a signed 64-bit `off_t`, in whole blocks).
 pub const FILE_SIZE_MAX: u64 = (i64::MAX as u64) / BLOCK_SIZE * BLOCK_SIZE;
 
+/// The largest number that metadata may hold where numbers count up (inodes, cookies, transactions) or are offsets of a disk: far
+/// from what any store reaches, and so far below the end of a `u64` that sums of a few cannot wrap. Decoders refuse larger ones.
+pub const NUMBER_MAX: u64 = i64::MAX as u64;
+/// The same for logical blocks and counts of blocks.
+pub const BLOCK_NUMBER_MAX: u64 = 1 << 56;
+
 /// The number of an inode. Counts up, is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InodeNumber(pub u64);

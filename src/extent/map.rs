@@ -10,7 +10,7 @@ use crate::lock::{RankedGuard, RankedMutex};
 use crate::meta::records::MapRecord;
 use crate::meta::{Delta, Metadata, schema};
 use crate::space::Run;
-use crate::units::{BLOCK_SIZE, BlockAddress, EXTENT_BYTES_MAX, InodeNumber, block_ceil, blocks_for};
+use crate::units::{BLOCK_SIZE, BlockAddress, EXTENT_BYTES_MAX, FILE_SIZE_MAX, InodeNumber, block_ceil, blocks_for};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -214,8 +214,8 @@ impl FileExtents {
         let (begin, end) = (chunk * CHUNK_BYTES, (chunk + 1).saturating_mul(CHUNK_BYTES));
         // A record of an earlier chunk may reach into this one: that chunk then comes first, and owns it.
         if let Some((key, record)) = meta.last(&schema::map(inode, 0), &schema::map(inode, begin))? {
-            let offset = map_offset(&key)?;
-            let reaches = offset + MapRecord::decode(&record)?.length() > begin;
+            let (offset, record) = parse_map(&key, &record)?;
+            let reaches = offset + record.length() > begin;
             let owner = offset / CHUNK_BYTES;
             if reaches && !extents.lock().is_loaded(offset, offset + 1) {
                 Self::load_chunk(extents, meta, reading, owner)?;
@@ -474,18 +474,28 @@ impl FileExtents {
     }
 }
 
-fn map_offset(key: &[u8]) -> Result<u64> {
-    match schema::parse(key) {
-        Some(schema::Parsed::Map { offset, .. }) if offset % BLOCK_SIZE == 0 => Ok(offset),
-        _ => Err(Error::corrupt("a file map key with a wrong layout")),
+/// A stored range of a file map: where it begins, and what it is. It ends within the largest file.
+pub fn parse_map(key: &[u8], record: &[u8]) -> Result<(u64, MapRecord)> {
+    let Some(schema::Parsed::Map { offset, inode }) = schema::parse(key) else {
+        return Err(Error::corrupt("a file map key with a wrong layout"));
+    };
+    let record = MapRecord::decode(record)?;
+    let is_inside = offset.checked_add(record.length()).is_some_and(|end| end <= FILE_SIZE_MAX);
+    if offset % BLOCK_SIZE == 0 && is_inside {
+        return Ok((offset, record));
     }
+    Err(Error::corrupt(format!("the file map of inode {inode} has {} bytes at {offset}", record.length())))
 }
 
 fn read_records(meta: &Metadata, mut from: Vec<u8>, to: &[u8], found: &mut Vec<(u64, MapRecord)>) -> Result<()> {
     loop {
         let (items, next) = meta.scan(&from, to, 4096)?;
         for (key, record) in items {
-            found.push((map_offset(&key)?, MapRecord::decode(&record)?));
+            let (offset, record) = parse_map(&key, &record)?;
+            if found.last().is_some_and(|(before, last): &(u64, MapRecord)| before + last.length() > offset) {
+                return Err(Error::corrupt(format!("the file map has two ranges at {offset}, key {}", key.escape_ascii())));
+            }
+            found.push((offset, record));
         }
         match next {
             Some(next) => from = next,

@@ -103,7 +103,7 @@ impl Filesystem {
             let is_due = self.options.access_times == AccessTimes::Strictatime
                 || record.accessed <= record.modified
                 || record.accessed <= record.changed
-                || record.accessed.seconds + DAY_SECONDS <= time.seconds;
+                || record.accessed.seconds.saturating_add(DAY_SECONDS) <= time.seconds;
             if !is_due || record.accessed == time {
                 return;
             }

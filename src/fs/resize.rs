@@ -9,8 +9,9 @@ use crate::cache::CachedFile;
 use crate::clock::now;
 use crate::error::{Error, Result};
 use crate::extent::FileExtents;
+use crate::extent::map::parse_map;
 use crate::lock::Wait;
-use crate::meta::records::{MapRecord, OrphanRecord};
+use crate::meta::records::OrphanRecord;
 use crate::meta::schema::{self, Parsed};
 use crate::meta::{Batch, Pressure};
 use crate::units::{BLOCK_SIZE, FILE_SIZE_MAX, InodeNumber, block_ceil, block_floor, blocks_for};
@@ -127,10 +128,10 @@ impl Filesystem {
         let inode = file.inode;
         let stored = self.meta.last(&schema::items(inode, schema::Item::Map), &schema::items_end(inode, schema::Item::Map))?;
         let stored = match stored {
-            Some((key, record)) => match schema::parse(&key) {
-                Some(Parsed::Map { offset, .. }) => Some((offset, offset + block_ceil(MapRecord::decode(&record)?.length()))),
-                _ => None,
-            },
+            Some((key, record)) => {
+                let (offset, record) = parse_map(&key, &record)?;
+                Some((offset, offset + block_ceil(record.length())))
+            }
             None => None,
         };
         let in_memory = file.extents.map.lock().last_entry();

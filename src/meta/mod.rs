@@ -20,6 +20,7 @@ pub mod transaction;
 
 mod apply;
 mod commit;
+mod fields;
 mod journal;
 mod redb_layout;
 mod redb_overlay;

@@ -3,9 +3,10 @@
 //! A stored value is the encoded record and a crc32c over key and record ([`seal`], [`open`]), so that a value under a wrong
 //! key is found as well as a flipped bit. Unknown kinds and wrong lengths are `Error::Corrupt`, never a guess.
 
+use super::fields::Reader;
 use crate::error::{Error, Result};
 pub use crate::units::FileKind;
-use crate::units::{BlockAddress, EXTENT_BLOCKS_MAX, InodeNumber, Timestamp};
+use crate::units::{BLOCK_NUMBER_MAX, BLOCK_SIZE, BlockAddress, EXTENT_BLOCKS_MAX, FILE_SIZE_MAX, InodeNumber, Timestamp};
 
 /// Bytes that `seal` adds.
 pub const SEAL_BYTES: usize = 4;
@@ -30,53 +31,18 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Reads fields in order; every step checks the length.
-struct Reader<'a> {
-    rest: &'a [u8],
-    what: &'static str,
-}
-
-impl<'a> Reader<'a> {
-    fn new(what: &'static str, bytes: &'a [u8]) -> Reader<'a> {
-        Reader { rest: bytes, what }
-    }
-    fn damaged(&self) -> Error {
-        Error::corrupt(format!("{} record has a wrong layout", self.what))
-    }
-    fn bytes(&mut self, count: usize) -> Result<&'a [u8]> {
-        let (head, tail) = self.rest.split_at_checked(count).ok_or_else(|| self.damaged())?;
-        self.rest = tail;
-        Ok(head)
-    }
-    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
-        self.bytes(N)?.try_into().map_err(|_| self.damaged())
-    }
-    fn u8(&mut self) -> Result<u8> {
-        Ok(self.array::<1>()?[0])
-    }
-    fn u16(&mut self) -> Result<u16> {
-        Ok(u16::from_le_bytes(self.array()?))
-    }
-    fn u32(&mut self) -> Result<u32> {
-        Ok(u32::from_le_bytes(self.array()?))
-    }
-    fn u64(&mut self) -> Result<u64> {
-        Ok(u64::from_le_bytes(self.array()?))
-    }
-    fn i64(&mut self) -> Result<i64> {
-        Ok(i64::from_le_bytes(self.array()?))
-    }
-    fn end(self) -> Result<()> {
-        if self.rest.is_empty() { Ok(()) } else { Err(self.damaged()) }
-    }
-}
-
 /// Flag in [`InodeRecord::flags`]: the inode has extended attributes.
 pub const INODE_HAS_XATTRS: u32 = 1;
 /// Flag: some extent of the file may be shared with another file.
 pub const INODE_MAY_SHARE: u32 = 2;
 /// Flag: has the immutable or append-only attribute.
 pub const INODE_RESTRICTED: u32 = 4;
+
+/// Longest name in bytes.
+const NAME_BYTES_MAX: usize = 255;
+
+/// The most links that a record may say: a directory has one for each subdirectory.
+const LINKS_MAX: u32 = i32::MAX as u32;
 
 /// An inode as committed. Sizes are bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,7 +85,8 @@ fn put_time(out: &mut Vec<u8>, time: Timestamp) {
 }
 
 fn get_time(reader: &mut Reader<'_>) -> Result<Timestamp> {
-    Ok(Timestamp { seconds: reader.i64()?, nanoseconds: reader.u32()? })
+    let time = Timestamp { seconds: reader.i64()?, nanoseconds: reader.u32()? };
+    if time.nanoseconds < 1_000_000_000 { Ok(time) } else { Err(reader.damaged()) }
 }
 
 impl InodeRecord {
@@ -159,19 +126,19 @@ impl InodeRecord {
             uid: r.u32()?,
             gid: r.u32()?,
             links: r.u32()?,
-            size: r.u64()?,
-            blocks: r.u64()?,
+            size: r.bounded(FILE_SIZE_MAX)?,
+            blocks: r.bounded(BLOCK_NUMBER_MAX)?,
             accessed: get_time(&mut r)?,
             modified: get_time(&mut r)?,
             changed: get_time(&mut r)?,
             created: get_time(&mut r)?,
             rdev: r.u32()?,
             flags: r.u32()?,
-            parent: InodeNumber(r.u64()?),
-            cookie: r.u64()?,
-            next_cookie: r.u64()?,
+            parent: InodeNumber(r.number()?),
+            cookie: r.number()?,
+            next_cookie: r.number()?,
         };
-        if FileKind::from_mode(inode.mode).is_none() {
+        if FileKind::from_mode(inode.mode).is_none() || inode.links > LINKS_MAX {
             return Err(r.damaged());
         }
         r.end()?;
@@ -204,8 +171,8 @@ impl EntryRecord {
     pub fn decode(record: &[u8]) -> Result<EntryRecord> {
         let mut r = Reader::new("directory entry", record);
         let entry = EntryRecord {
-            inode: InodeNumber(r.u64()?),
-            cookie: r.u64()?,
+            inode: InodeNumber(r.number()?),
+            cookie: r.number()?,
             kind: FileKind::from_byte(r.u8()?).ok_or_else(|| r.damaged())?,
         };
         r.end()?;
@@ -237,9 +204,13 @@ impl CookieRecord {
     /// The entry in `record`.
     pub fn decode(record: &[u8]) -> Result<CookieRecord> {
         let mut r = Reader::new("directory cookie", record);
-        let inode = InodeNumber(r.u64()?);
+        let inode = InodeNumber(r.number()?);
         let kind = FileKind::from_byte(r.u8()?).ok_or_else(|| r.damaged())?;
-        Ok(CookieRecord { inode, kind, name: r.rest.to_vec() })
+        let name = r.rest().to_vec();
+        if !(1..=NAME_BYTES_MAX).contains(&name.len()) {
+            return Err(r.damaged());
+        }
+        Ok(CookieRecord { inode, kind, name })
     }
 }
 
@@ -299,9 +270,9 @@ impl MapRecord {
         let length = r.u64()?;
         let map = match kind {
             1 => {
-                let extent = BlockAddress(r.u64()?);
+                let extent = BlockAddress(r.bounded(BLOCK_NUMBER_MAX)?);
                 let (first, extent_blocks) = (r.u16()?, r.u16()?);
-                let blocks = length.div_ceil(crate::units::BLOCK_SIZE);
+                let blocks = length.div_ceil(BLOCK_SIZE);
                 if u32::from(extent_blocks) > EXTENT_BLOCKS_MAX || u64::from(first) + blocks > u64::from(extent_blocks) {
                     return Err(r.damaged());
                 }
@@ -353,7 +324,7 @@ impl ExtentRecord {
         let algorithm = r.u8()?;
         let owner = InodeNumber(r.u64()?);
         let owner_offset = r.u64()?;
-        let count = r.rest.len() / 4;
+        let count = r.rest().len() / 4;
         if algorithm != ALGORITHM_CRC32C || count == 0 || count > EXTENT_BLOCKS_MAX as usize {
             return Err(r.damaged());
         }
@@ -458,7 +429,7 @@ impl OrphanRecord {
         let (kind, size) = (r.u8()?, r.u64()?);
         let orphan = match kind {
             1 => OrphanRecord::Unlinked,
-            2 => OrphanRecord::Truncating { size },
+            2 if size <= FILE_SIZE_MAX => OrphanRecord::Truncating { size },
             _ => return Err(r.damaged()),
         };
         r.end()?;
@@ -498,7 +469,7 @@ impl GroupRecord {
         }
         let mut copies = Vec::new();
         for _ in 0..count {
-            copies.push((r.u32()?, r.u64()?));
+            copies.push((r.u32()?, r.number()?));
         }
         r.end()?;
         Ok(GroupRecord { profile, copies })
@@ -526,7 +497,7 @@ impl CountersRecord {
     /// The counters in `record`.
     pub fn decode(record: &[u8]) -> Result<CountersRecord> {
         let mut r = Reader::new("counters", record);
-        let counters = CountersRecord { next_inode: r.u64()?, unwritten_blocks: r.u64()? };
+        let counters = CountersRecord { next_inode: r.number()?, unwritten_blocks: r.bounded(BLOCK_NUMBER_MAX)? };
         r.end()?;
         Ok(counters)
     }
@@ -556,7 +527,7 @@ impl CheckpointRecord {
     /// The checkpoint in `record`.
     pub fn decode(record: &[u8]) -> Result<CheckpointRecord> {
         let mut r = Reader::new("checkpoint", record);
-        let checkpoint = CheckpointRecord { sequence: r.u64()?, journal_offset: r.u64()?, record_checksum: r.u32()? };
+        let checkpoint = CheckpointRecord { sequence: r.number()?, journal_offset: r.number()?, record_checksum: r.u32()? };
         r.end()?;
         Ok(checkpoint)
     }
@@ -589,8 +560,8 @@ impl DeviceRecord {
     /// The device in `record`.
     pub fn decode(record: &[u8]) -> Result<DeviceRecord> {
         let mut r = Reader::new("device", record);
-        let (id, uuid, length) = (r.u32()?, r.array()?, r.u64()?);
-        let path = std::str::from_utf8(r.rest).map_err(|_| r.damaged())?.to_owned();
+        let (id, uuid, length) = (r.u32()?, r.array()?, r.number()?);
+        let path = std::str::from_utf8(r.rest()).map_err(|_| r.damaged())?.to_owned();
         Ok(DeviceRecord { id, uuid, length, path })
     }
 }

@@ -19,7 +19,7 @@
 //! 42 group                             bitmap of used blocks (written by checkpoints only)
 //! ```
 
-use crate::units::{BlockAddress, InodeNumber};
+use crate::units::{BLOCK_NUMBER_MAX, BlockAddress, InodeNumber, NUMBER_MAX};
 
 /// A key. Short ones are the rule (10 to 30 bytes); names make them longer.
 pub type Key = Vec<u8>;
@@ -124,7 +124,7 @@ pub fn inode_begin(inode: InodeNumber) -> Key {
 
 /// First key behind an inode's items.
 pub fn inode_end(inode: InodeNumber) -> Key {
-    with_u64(vec![INODES], inode.0 + 1)
+    inode.0.checked_add(1).map_or_else(|| table_end(INODES), |next| with_u64(vec![INODES], next))
 }
 
 /// Directory entry by name.
@@ -222,11 +222,19 @@ pub enum Parsed<'a> {
     Bitmap(u64),
 }
 
-fn number(bytes: &[u8]) -> Option<u64> {
+fn any_number(bytes: &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(bytes.try_into().ok()?))
 }
 
-/// Takes a key apart; None when it is none of ours.
+fn number(bytes: &[u8]) -> Option<u64> {
+    any_number(bytes).filter(|number| *number <= NUMBER_MAX)
+}
+
+fn address(bytes: &[u8]) -> Option<BlockAddress> {
+    any_number(bytes).filter(|number| *number <= BLOCK_NUMBER_MAX).map(BlockAddress)
+}
+
+/// Takes a key apart; None when it is none of ours, which one with a number that no store reaches is not either.
 pub fn parse(key: &[u8]) -> Option<Parsed<'_>> {
     let (&table, rest) = key.split_first()?;
     Some(match table {
@@ -242,15 +250,15 @@ pub fn parse(key: &[u8]) -> Option<Parsed<'_>> {
                 Item::EntryByCookie => Parsed::EntryByCookie { directory: inode, cookie: number(tail)? },
                 Item::Xattr => Parsed::Xattr { inode, name: tail },
                 Item::Symlink if tail.is_empty() => Parsed::Symlink(inode),
-                Item::Map => Parsed::Map { inode, offset: number(tail)? },
+                Item::Map => Parsed::Map { inode, offset: any_number(tail)? },
                 Item::Link => {
                     Parsed::Link { inode, parent: InodeNumber(number(tail.get(..8)?)?), cookie: number(tail.get(8..)?)? }
                 }
                 _ => return None,
             }
         }
-        EXTENTS => Parsed::Extent(BlockAddress(number(rest)?)),
-        EXTENT_STATES => Parsed::ExtentState(BlockAddress(number(rest)?)),
+        EXTENTS => Parsed::Extent(address(rest)?),
+        EXTENT_STATES => Parsed::ExtentState(address(rest)?),
         ORPHANS => Parsed::Orphan(InodeNumber(number(rest)?)),
         GROUPS => Parsed::Group(number(rest)?),
         DEVICES => Parsed::Device(number(rest)?),

@@ -193,7 +193,7 @@ fn report(find: &mut Findings<'_>, mut bad: Vec<Bad>) -> Result<()> {
                 break;
             }
             *is_used = true;
-            let offset = reference.offset + u64::from(bad.block.in_extent - first) * BLOCK as u64;
+            let offset = reference.offset.saturating_add(u64::from(bad.block.in_extent - first) * BLOCK as u64);
             let file = Some(find.file(reference.inode));
             add(find, bad, file, offset);
         }

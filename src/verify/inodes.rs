@@ -188,10 +188,10 @@ impl Walk<'_, '_> {
     fn map(&mut self, current: &mut Current, offset: u64, map: &MapRecord) -> Result<()> {
         let (inode, length) = (current.inode, map.length());
         let blocks = blocks_for(length);
-        current.blocks += blocks;
+        current.blocks = current.blocks.saturating_add(blocks);
         match Reference::of(inode, offset, map) {
             Some(reference) => self.references.add(reference),
-            None => self.tally.unwritten_blocks += blocks,
+            None => self.tally.unwritten_blocks = self.tally.unwritten_blocks.saturating_add(blocks),
         }
         let end = offset.saturating_add(length);
         if !offset.is_multiple_of(BLOCK_SIZE) || end > FILE_SIZE_MAX {
