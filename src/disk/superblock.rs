@@ -18,7 +18,7 @@ use super::Disk;
 use super::buffer::AlignedBuffer;
 use super::label::{is_sealed, read_block, seal_block};
 use crate::error::{Error, Result};
-use crate::units::{BLOCK, BLOCK_SIZE};
+use crate::units::{BLOCK, BLOCK_SIZE, NUMBER_MAX};
 
 /// First bytes of a superblock.
 pub const SUPERBLOCK_MAGIC: [u8; 8] = *b"sumfsSUP";
@@ -30,6 +30,11 @@ pub const SUPERBLOCK_BYTES: u64 = (64 << 10) + BLOCK_SIZE;
 pub const VERSION: u32 = 0;
 /// Incompat bit: the format is not frozen yet.
 pub const INCOMPAT_UNSTABLE: u64 = 1 << 0;
+
+/// Blocks of the smallest and the largest group (1 and 256 MiB).
+pub const GROUP_BLOCKS_MIN: u32 = 256;
+/// See above.
+pub const GROUP_BLOCKS_MAX: u32 = 1 << 16;
 
 const NO_PATH: u16 = u16::MAX;
 const SUM_AT: usize = BLOCK - 4;
@@ -181,7 +186,7 @@ impl Superblock {
     pub fn write(&mut self, disk: &dyn Disk) -> Result<()> {
         let copies = read_copies(disk);
         let newest = copies.iter().flatten().map(|copy| copy.generation).max().unwrap_or(0);
-        self.generation = newest.max(self.generation) + 1;
+        self.generation = newest.max(self.generation).saturating_add(1);
         let block = AlignedBuffer::copy_of(&self.encode()?);
         let mut order: Vec<_> = COPIES.iter().zip(&copies).collect();
         order.sort_by_key(|(_, copy)| copy.as_ref().map(|copy| copy.generation));
@@ -296,7 +301,10 @@ impl SealedCopy {
         for _ in 0..fields.u16()? {
             superblock.devices.push(DeviceEntry { id: fields.u32()?, len: fields.u64()?, path: fields.text()? });
         }
-        Some(superblock).filter(|superblock| superblock.blocks_per_group.is_power_of_two() && clean <= 1)
+        let fits = superblock.blocks_per_group.is_power_of_two()
+            && (GROUP_BLOCKS_MIN..=GROUP_BLOCKS_MAX).contains(&superblock.blocks_per_group)
+            && superblock.devices.iter().all(|device| device.len <= NUMBER_MAX);
+        (fits && clean <= 1).then_some(superblock)
     }
 }
 
@@ -364,6 +372,34 @@ mod tests {
         let error = Superblock::read(&disk).unwrap_err();
         assert!(matches!(&error, Error::Corrupt(text) if text.contains("both copies")), "{error}");
         assert!(Superblock::read(&MemoryDisk::new("empty", 0)).is_err());
+    }
+
+    #[test]
+    fn numbers_that_no_store_has_are_damage() {
+        let changes: [fn(&mut Superblock); 4] = [
+            |superblock| superblock.blocks_per_group = 1 << 31,
+            |superblock| superblock.blocks_per_group = 1,
+            |superblock| superblock.blocks_per_group = 300,
+            |superblock| superblock.devices[1].len = u64::MAX,
+        ];
+        for (number, change) in changes.into_iter().enumerate() {
+            let disk = disk();
+            let mut forged = sample();
+            change(&mut forged);
+            forged.write(&disk).unwrap();
+            assert!(matches!(Superblock::read(&disk), Err(Error::Corrupt(_))), "change {number}");
+        }
+    }
+
+    #[test]
+    fn the_highest_generation_can_be_followed() {
+        let disk = disk();
+        let mut forged = sample();
+        forged.generation = u64::MAX - 1;
+        forged.write(&disk).unwrap();
+        forged.label = "new".to_owned();
+        forged.write(&disk).unwrap();
+        assert_eq!(Superblock::read(&disk).unwrap().superblock.label, "new");
     }
 
     #[test]

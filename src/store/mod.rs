@@ -18,7 +18,7 @@ use crate::clock;
 use crate::disk::Disk;
 use crate::disk::buffer::AlignedBuffer;
 use crate::disk::label::{self, Label, data_area};
-use crate::disk::superblock::{DeviceEntry, INCOMPAT_UNSTABLE, Superblock, VERSION};
+use crate::disk::superblock::{DeviceEntry, GROUP_BLOCKS_MAX, GROUP_BLOCKS_MIN, INCOMPAT_UNSTABLE, Superblock, VERSION};
 use crate::error::{Error, Result};
 use crate::meta::index::{Change, Index};
 use crate::meta::records::{CheckpointRecord, CountersRecord, DeviceRecord, FileKind, InodeRecord, seal};
@@ -28,9 +28,9 @@ use crate::units::{BLOCK_SIZE, InodeNumber, block_floor};
 use std::sync::Arc;
 
 /// Largest and default size of a group.
-pub const GROUP_BYTES_MAX: u64 = 256 << 20;
+pub const GROUP_BYTES_MAX: u64 = GROUP_BLOCKS_MAX as u64 * BLOCK_SIZE;
 /// Smallest size of a group.
-pub const GROUP_BYTES_MIN: u64 = 1 << 20;
+pub const GROUP_BYTES_MIN: u64 = GROUP_BLOCKS_MIN as u64 * BLOCK_SIZE;
 /// A device shall have at least this many groups, as long as they do not get smaller than [`GROUP_BYTES_MIN`].
 const GROUPS_WANTED: u64 = 16;
 /// The index's cache while formatting.
