@@ -9,8 +9,12 @@ use crate::error::{Error, Result};
 use crate::lock::{Rank, RankedMutex, assert_may_wait};
 use crate::meta::records::{GroupRecord, PROFILE_SINGLE};
 use crate::units::{BLOCK_SIZE, BlockAddress};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+
+/// The most groups of a store: 1 PiB in groups of the usual size. Each takes memory, open or not.
+const GROUPS_MAX: u64 = 1 << 22;
 
 /// One open group.
 #[derive(Debug)]
@@ -95,7 +99,11 @@ impl Space {
     ) -> Result<Space> {
         let group_bytes = u64::from(blocks_per_group) * BLOCK_SIZE;
         let mut slots = Vec::new();
-        let most = areas.iter().map(|(begin, end)| end.saturating_sub(*begin) / group_bytes).max().unwrap_or(0);
+        let counts = areas.iter().map(|(begin, end)| end.saturating_sub(*begin) / group_bytes);
+        let most = counts.clone().max().unwrap_or(0);
+        if counts.fold(0, u64::saturating_add) > GROUPS_MAX {
+            return Err(Error::corrupt(format!("devices with room for more than {GROUPS_MAX} groups of {group_bytes} bytes")));
+        }
         // Devices in turn, so that groups spread; popped from the end.
         for number in (0..most).rev() {
             for ((device, _), (begin, end)) in devices.iter().zip(areas).rev() {
@@ -106,6 +114,8 @@ impl Space {
             }
         }
         let mut state = State { groups: Vec::new(), free: 0, reserved: 0, promised, cursors: Cursors::default(), slots };
+        let open: HashSet<(u32, u64)> = open_groups.iter().flat_map(|(record, _)| record.copies.iter().copied()).collect();
+        state.slots.retain(|slot| !open.contains(slot));
         for (number, (record, bitmap)) in open_groups.into_iter().enumerate() {
             let Some((device, device_offset)) = record.copies.first().copied() else {
                 return Err(Error::corrupt(format!("group {number} has no place")));
@@ -115,7 +125,6 @@ impl Space {
                 Some(bytes) => Bitmap::from_bytes(blocks_per_group, &bytes)
                     .ok_or_else(|| Error::corrupt(format!("bitmap of group {number} has a wrong length")))?,
             };
-            state.slots.retain(|slot| *slot != (device, device_offset));
             state.add(Group::new(device, device_offset, applied));
         }
         let devices = devices.into_iter().map(|(id, disk)| Device { id, disk, is_dirty: AtomicBool::new(false) }).collect();
@@ -356,6 +365,13 @@ impl State {
 mod tests {
     use super::*;
     use crate::disk::memory::MemoryDisk;
+
+    #[test]
+    fn a_device_with_room_for_more_groups_than_memory_is_refused() {
+        let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new("device", 64 << 20));
+        let areas = [(1 << 20, i64::MAX as u64)];
+        assert!(matches!(Space::new(vec![(0, disk)], &areas, 256, Vec::new(), 0), Err(Error::Corrupt(_))));
+    }
 
     #[test]
     fn a_run_over_the_end_of_a_group_is_used_in_both() {
