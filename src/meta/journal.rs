@@ -9,12 +9,14 @@ use crate::disk::Disk;
 use crate::disk::buffer::AlignedBuffer;
 use crate::error::{Error, Result};
 use crate::meta::records::CheckpointRecord;
-use crate::units::BLOCK_SIZE;
+use crate::units::{BLOCK_NUMBER_MAX, BLOCK_SIZE, block_floor};
 use std::sync::Arc;
 
 const MAGIC: &[u8; 8] = b"sumfsJR0";
 const HEADER_BYTES: usize = 64;
 const CHECKSUM_AT: usize = 60;
+/// How many times the ring's bytes are read in search of one record.
+const READ_RINGS_MAX: u64 = 4;
 
 /// A position: where the record after `sequence` begins, and what it is chained to.
 pub(crate) type Position = CheckpointRecord;
@@ -67,7 +69,11 @@ fn copy_bytes(payload: usize) -> u64 {
 
 impl Journal {
     pub(crate) fn new(disk: Arc<dyn Disk>, store_id: [u8; 16], head: Position) -> Result<Journal> {
-        let len = disk.len()?;
+        let len = block_floor(disk.len()?);
+        if head.journal_offset > len || !head.journal_offset.is_multiple_of(BLOCK_SIZE) {
+            let at = head.journal_offset;
+            return Err(Error::corrupt(format!("the checkpoint names offset {at} of the journal, which has {len} bytes")));
+        }
         Ok(Journal { disk, store_id, len, head, headers: None, healed: 0 })
     }
 
@@ -121,14 +127,16 @@ impl Journal {
 
     /// Reads the record that follows `at`.
     pub(crate) fn read_next(&mut self, at: Position) -> Result<Found> {
+        let mut budget = self.len.saturating_mul(READ_RINGS_MAX);
         for offset in [at.journal_offset, 0] {
-            if let Some((payload, checksum, bytes)) = self.read_copy(offset, at)? {
-                if self.read_copy(offset + bytes, at)?.is_none() {
+            if let Some((payload, checksum, bytes)) = self.read_copy(offset, at, &mut budget)? {
+                if self.read_copy(offset + bytes, at, &mut budget)?.is_none() {
                     self.healed += 1;
                     let second = offset + bytes;
                     tracing::warn!("journal record {}: second copy at {second} is bad, the first is good", at.sequence + 1);
                 }
-                let journal_offset = offset + bytes * 2;
+                // A ring that was made shorter may have lost the second copy.
+                let journal_offset = (offset + bytes * 2).min(self.len);
                 return Ok(Found::Record(
                     payload,
                     Position { sequence: at.sequence + 1, journal_offset, record_checksum: checksum },
@@ -138,7 +146,7 @@ impl Journal {
         // How long a bad first copy was, only the second one's header can tell.
         let headers = self.headers()?;
         for (second, _) in headers.iter().filter(|(_, header)| header.follows(at)) {
-            if let Some((payload, checksum, bytes)) = self.read_copy(*second, at)?
+            if let Some((payload, checksum, bytes)) = self.read_copy(*second, at, &mut budget)?
                 && [at.journal_offset, 0].iter().any(|first| first + bytes == *second)
             {
                 self.healed += 1;
@@ -151,10 +159,11 @@ impl Journal {
                 ));
             }
         }
-        for (offset, header) in headers.iter().filter(|(_, header)| header.sequence > at.sequence + 1) {
+        for (offset, header) in headers.iter().filter(|(_, header)| header.sequence > at.sequence.saturating_add(1)) {
             let before =
                 Position { sequence: header.sequence.wrapping_sub(1), journal_offset: *offset, record_checksum: header.previous };
-            if self.read_copy(*offset, before)?.is_some() {
+            // So many bad records are no end that a crash could leave.
+            if self.read_copy(*offset, before, &mut budget)?.is_some() || budget == 0 {
                 return Ok(Found::Damaged { sequence: at.sequence + 1 });
             }
         }
@@ -182,7 +191,9 @@ impl Journal {
         Ok(self.headers.insert(Arc::new(headers)).clone())
     }
 
-    fn read_copy(&self, offset: u64, at: Position) -> Result<Option<(Vec<u8>, u32, u64)>> {
+    /// The copy at `offset`, if it is whole and follows `at`. Its bytes come out of `budget`: headers are easily forged, each of them with a
+    /// long record to be read and found bad.
+    fn read_copy(&self, offset: u64, at: Position, budget: &mut u64) -> Result<Option<(Vec<u8>, u32, u64)>> {
         let Some(header) = self.read_header(offset)? else { return Ok(None) };
         if !header.follows(at) {
             return Ok(None);
@@ -191,6 +202,11 @@ impl Journal {
         if offset + bytes > self.len {
             return Ok(None);
         }
+        let Some(left) = budget.checked_sub(bytes) else {
+            *budget = 0;
+            return Ok(None);
+        };
+        *budget = left;
         let mut record = AlignedBuffer::zeroed(bytes as usize);
         self.disk.read_at(offset, &mut record)?;
         let payload = record.get(HEADER_BYTES..HEADER_BYTES + header.payload as usize);
@@ -287,6 +303,9 @@ pub(crate) fn decode(payload: &[u8]) -> Result<Payload> {
     for list in [&mut out.allocated, &mut out.freed] {
         for _ in 0..u32_of(take(4)?) {
             let block = take(8)?.try_into().map_or(0, u64::from_le_bytes);
+            if block > BLOCK_NUMBER_MAX {
+                return Err(Error::corrupt("a journal record names a block that no store has"));
+            }
             list.push((block, u32_of(take(4)?)));
         }
     }
@@ -297,4 +316,110 @@ pub(crate) fn decode(payload: &[u8]) -> Result<Payload> {
         out.changes.push((key, value));
     }
     Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::memory::MemoryDisk;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    const STORE: [u8; 16] = [7; 16];
+    const LEN: u64 = 4 << 20;
+
+    /// Counts the bytes read.
+    #[derive(Debug)]
+    struct Counting(MemoryDisk, AtomicU64);
+
+    impl Disk for Counting {
+        fn name(&self) -> &str {
+            self.0.name()
+        }
+        fn len(&self) -> Result<u64> {
+            self.0.len()
+        }
+        fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+            self.1.fetch_add(into.len() as u64, Ordering::Relaxed);
+            self.0.read_at(offset, into)
+        }
+        fn write_at(&self, offset: u64, from: &[u8]) -> Result<()> {
+            self.0.write_at(offset, from)
+        }
+        fn flush(&self) -> Result<()> {
+            self.0.flush()
+        }
+        fn set_len(&self, len: u64) -> Result<()> {
+            self.0.set_len(len)
+        }
+        fn allocate(&self, offset: u64, len: u64) -> Result<()> {
+            self.0.allocate(offset, len)
+        }
+        fn discard(&self, offset: u64, len: u64) -> Result<()> {
+            self.0.discard(offset, len)
+        }
+    }
+
+    /// A header of a record with the rest of the ring as its payload, and a wrong checksum, in every block.
+    fn ring_of_forged_headers(sequence: u64) -> Arc<Counting> {
+        let disk = MemoryDisk::new("journal", LEN);
+        for offset in (0..LEN).step_by(BLOCK_SIZE as usize) {
+            let mut header = [0; HEADER_BYTES];
+            header[..8].copy_from_slice(MAGIC);
+            header[8..24].copy_from_slice(&STORE);
+            header[24..32].copy_from_slice(&sequence.to_le_bytes());
+            let payload = (LEN - offset) as u32 - HEADER_BYTES as u32;
+            header[32..36].copy_from_slice(&payload.to_le_bytes());
+            disk.write_at(offset, &header).unwrap();
+        }
+        Arc::new(Counting(disk, AtomicU64::new(0)))
+    }
+
+    #[test]
+    fn a_ring_of_forged_headers_is_damage_and_read_only_a_few_times() {
+        for sequence in [1, 2, 50, u64::MAX] {
+            let disk = ring_of_forged_headers(sequence);
+            let mut journal = Journal::new(disk.clone(), STORE, Position::default()).unwrap();
+            let found = journal.read_next(Position::default()).unwrap();
+            assert!(!matches!(found, Found::Record(..)));
+            assert_eq!(matches!(found, Found::Damaged { .. }), sequence > 1, "records {sequence}");
+            let rings = disk.1.load(Ordering::Relaxed) / LEN;
+            assert!(rings <= 4 * READ_RINGS_MAX, "records {sequence}: the ring was read {rings} times");
+        }
+    }
+
+    #[test]
+    fn a_position_outside_the_ring_is_damage() {
+        let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new("journal", LEN));
+        for journal_offset in [LEN + BLOCK_SIZE, 100, i64::MAX as u64 / BLOCK_SIZE * BLOCK_SIZE] {
+            let position = Position { sequence: 3, journal_offset, record_checksum: 0 };
+            assert!(matches!(Journal::new(disk.clone(), STORE, position), Err(Error::Corrupt(_))), "{journal_offset}");
+        }
+        let position = Position { sequence: 3, journal_offset: LEN, record_checksum: 0 };
+        assert!(Journal::new(disk, STORE, position).is_ok(), "behind a record that fills the ring to its end");
+    }
+
+    #[test]
+    fn behind_a_record_whose_second_copy_was_cut_off_the_ring_begins_again() {
+        let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new("journal", LEN));
+        let mut journal = Journal::new(disk.clone(), STORE, Position::default()).unwrap();
+        let bytes = 20 * BLOCK_SIZE;
+        journal.append(&vec![1; bytes as usize - HEADER_BYTES]).unwrap();
+        disk.set_len(bytes + 100).unwrap();
+        let mut journal = Journal::new(disk, STORE, Position::default()).unwrap();
+        let Found::Record(payload, behind) = journal.read_next(Position::default()).unwrap() else { panic!("no record") };
+        assert_eq!((payload.len() as u64, behind.journal_offset), (bytes - HEADER_BYTES as u64, bytes));
+        journal.set_head(behind);
+        assert!(journal.used_since(Position::default()) <= journal.len());
+        assert_eq!(journal.append(&[5; 100]).unwrap().journal_offset, 2 * BLOCK_SIZE);
+    }
+
+    #[test]
+    fn blocks_that_no_store_has_are_damage() {
+        let none: std::collections::BTreeMap<Vec<u8>, Option<Vec<u8>>> = Default::default();
+        for block in [u64::MAX, u64::MAX - 3, BLOCK_NUMBER_MAX + 1] {
+            assert!(matches!(decode(&encode(&[(block, 5)], &[], none.iter())), Err(Error::Corrupt(_))), "{block}");
+            assert!(matches!(decode(&encode(&[], &[(block, 5)], none.iter())), Err(Error::Corrupt(_))), "{block}");
+        }
+        assert_eq!(decode(&encode(&[(9, 5)], &[], none.iter())).unwrap().allocated, [(9, 5)]);
+    }
 }
