@@ -27,6 +27,9 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+/// redb keeps a value in one piece, and its largest are the maps of its own free pages. More is asked for only by a damaged page number.
+const READ_BYTES_MAX: usize = 64 << 20;
+
 /// Bounds of a backend.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
@@ -397,6 +400,9 @@ impl Backend {
             (state.length, (offset < BLOCK_SIZE).then_some(state.page_zero))
         };
         check_range(&*self.disk, length, offset, out.len())?;
+        if out.len() > READ_BYTES_MAX {
+            return Err(Error::corrupt(format!("{} bytes of the index on {} in one piece", out.len(), self.disk.name())));
+        }
         read_bytes(offset, out, page_zero.as_ref(), |first, into| self.read_pages(first, into))
     }
 

@@ -19,7 +19,8 @@ use crate::units::BLOCK;
 use parking_lot::Mutex;
 use redb::{Database, Durability, ReadOnlyTable, ReadableDatabase, TableDefinition};
 use std::collections::HashSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 const TABLE: TableDefinition<'static, &'static [u8], &'static [u8]> = TableDefinition::new("metadata");
@@ -53,7 +54,8 @@ impl RedbOptions {
 
 /// An index in redb on one disk.
 pub struct RedbIndex {
-    database: Database,
+    /// None only while it is dropped.
+    database: Option<Database>,
     backend: Arc<Backend>,
     applying: Mutex<()>,
     /// Pages, with their checksums, of which both copies are bad and that no tree reached when redb was asked.
@@ -96,7 +98,7 @@ impl RedbIndex {
     }
 
     fn new(database: Database, backend: Arc<Backend>) -> RedbIndex {
-        RedbIndex { database, backend, applying: Mutex::new(()), unused: Mutex::new(HashSet::new()) }
+        RedbIndex { database: Some(database), backend, applying: Mutex::new(()), unused: Mutex::new(HashSet::new()) }
     }
 
     /// Moves pages of the index to its front and gives the space behind them back to the host; otherwise redb uses free pages again but
@@ -104,7 +106,8 @@ impl RedbIndex {
     /// for large indexes, and after a power cut meanwhile the next open reads the whole index.
     pub fn compact(&mut self) -> Result<()> {
         let RedbIndex { database, backend, .. } = self;
-        guarded(backend, "compacting the index", || Ok(database.compact().map(|_| ())?))?;
+        let database = database.as_mut();
+        guarded(backend, "compacting the index", || Ok(database.map_or(Ok(false), Database::compact).map(|_| ())?))?;
         // redb leaves the allocator state to its close, which we do not let it have; this records it and trims the disk.
         self.apply(&mut std::iter::empty(), true)
     }
@@ -114,13 +117,17 @@ impl RedbIndex {
         let _applying = self.applying.lock();
         let overlay = Overlay::recording(Arc::clone(&self.backend));
         let reached = overlay.reached();
-        drop(open_database(&self.backend, overlay, VERIFY_CACHE_BYTES, true)?);
+        drop_guarded(open_database(&self.backend, overlay, VERIFY_CACHE_BYTES, true)?);
         let reached = std::mem::take(&mut *reached.lock());
         Ok(reached)
     }
 
+    fn database(&self) -> std::result::Result<&Database, redb::Error> {
+        self.database.as_ref().ok_or(redb::Error::DatabaseClosed)
+    }
+
     fn try_apply(&self, changes: &mut dyn Iterator<Item = Change<'_>>, durable: bool) -> std::result::Result<(), redb::Error> {
-        let mut transaction = self.database.begin_write()?;
+        let mut transaction = self.database()?.begin_write()?;
         if durable {
             transaction.set_durability(Durability::Immediate)?;
             transaction.set_two_phase_commit(true);
@@ -143,9 +150,10 @@ impl RedbIndex {
 
 impl Index for RedbIndex {
     fn snapshot(&self) -> Result<Arc<dyn Snapshot>> {
-        let table =
-            guarded(&self.backend, "beginning a snapshot of the index", || Ok(self.database.begin_read()?.open_table(TABLE)?))?;
-        Ok(Arc::new(RedbSnapshot { table, backend: Arc::clone(&self.backend) }))
+        let table = guarded(&self.backend, "beginning a snapshot of the index", || {
+            Ok(self.database()?.begin_read()?.open_table(TABLE)?)
+        })?;
+        Ok(Arc::new(RedbSnapshot { table: Some(table), backend: Arc::clone(&self.backend) }))
     }
 
     fn apply(&self, changes: &mut dyn Iterator<Item = Change<'_>>, durable: bool) -> Result<()> {
@@ -192,6 +200,7 @@ impl Drop for RedbIndex {
     /// redb would make everything durable that was applied: not what callers of `apply` were told, and it takes time and can fail.
     fn drop(&mut self) {
         self.backend.detach();
+        drop_guarded(self.database.take());
     }
 }
 
@@ -203,28 +212,54 @@ impl std::fmt::Debug for RedbIndex {
 
 /// A read transaction.
 struct RedbSnapshot {
-    table: ReadOnlyTable<&'static [u8], &'static [u8]>,
+    /// None only while it is dropped.
+    table: Option<RedbTable>,
     backend: Arc<Backend>,
+}
+
+type RedbTable = ReadOnlyTable<&'static [u8], &'static [u8]>;
+
+impl RedbSnapshot {
+    fn table(&self) -> std::result::Result<&RedbTable, redb::Error> {
+        self.table.as_ref().ok_or(redb::Error::DatabaseClosed)
+    }
+}
+
+impl Drop for RedbSnapshot {
+    fn drop(&mut self) {
+        drop_guarded(self.table.take());
+    }
 }
 
 const READING: &str = "reading the index";
 
 impl Snapshot for RedbSnapshot {
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
-        guarded(&self.backend, READING, || Ok(self.table.get(key)?.map(|value| value.value().to_vec())))
+        guarded(&self.backend, READING, || Ok(self.table()?.get(key)?.map(|value| value.value().to_vec())))
     }
 
     fn range(&self, from: &[u8], to: &[u8], visit: &mut Visit<'_>) -> Result<()> {
         if from >= to {
             return Ok(());
         }
-        let mut range = guarded(&self.backend, READING, || Ok(self.table.range(from..to)?))?;
-        while let Some((key, value)) = guarded(&self.backend, READING, || Ok(range.next().transpose()?))? {
-            if visit(key.value(), value.value()).is_break() {
-                break;
+        let mut failed = None;
+        guarded(&self.backend, READING, || {
+            for item in self.table()?.range(from..to)? {
+                let (key, value) = item?;
+                let (key, value) = (key.value(), value.value());
+                // What the visitor does wrong is not redb's fault.
+                match catch_unwind(AssertUnwindSafe(|| visit(key, value))) {
+                    Ok(ControlFlow::Continue(())) => {}
+                    Ok(ControlFlow::Break(())) => break,
+                    Err(panic) => {
+                        failed = Some(panic);
+                        break;
+                    }
+                }
             }
-        }
-        Ok(())
+            Ok(())
+        })?;
+        failed.map_or(Ok(()), |panic| resume_unwind(panic))
     }
 
     fn last(&self, from: &[u8], to: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
@@ -232,7 +267,7 @@ impl Snapshot for RedbSnapshot {
             return Ok(None);
         }
         guarded(&self.backend, READING, || {
-            let last = self.table.range(from..to)?.next_back().transpose()?;
+            let last = self.table()?.range(from..to)?.next_back().transpose()?;
             Ok(last.map(|(key, value)| (key.value().to_vec(), value.value().to_vec())))
         })
     }
@@ -257,6 +292,13 @@ fn guarded<T>(backend: &Backend, doing: &str, step: impl FnOnce() -> std::result
             let text = text.unwrap_or("a panic");
             Err(Error::corrupt(format!("{doing} on {}: redb gave up: {text}", backend.disk.name())))
         }
+    }
+}
+
+/// Drops something of redb's: after a panic inside it that panics, too, on the locks that it left poisoned.
+fn drop_guarded<T>(owned: T) {
+    if catch_unwind(AssertUnwindSafe(|| drop(owned))).is_err() {
+        tracing::warn!("redb gave up while closing an index that it had found damaged");
     }
 }
 

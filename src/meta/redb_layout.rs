@@ -131,10 +131,14 @@ impl Header {
         if crc32c::crc32c(body) != checksum {
             return None;
         }
+        let length = u64_at(slot, 24)?;
+        if length > CHUNKS_MAX as u64 * CHUNK_DATA_BYTES {
+            return None;
+        }
         let directory = body.get(HEADER_FIXED_BYTES..)?.chunks_exact(4).map(|entry| u32_at(entry, 0)).collect::<Option<_>>()?;
         Some(Header {
             generation: u64_at(slot, 16)?,
-            length: u64_at(slot, 24)?,
+            length,
             page_zero: slot.get(40..40 + PAGE_ZERO_BYTES)?.try_into().ok()?,
             directory,
         })
@@ -211,6 +215,16 @@ mod tests {
                 assert_eq!(Header::decode(&slot), None, "byte {at} of {bytes}");
                 slot[at] ^= 0x10;
             }
+        }
+    }
+
+    #[test]
+    fn a_length_beyond_the_directory_is_no_header() {
+        let header = |length| Header { generation: 7, length, page_zero: [5; PAGE_ZERO_BYTES], directory: vec![1] };
+        let longest = CHUNKS_MAX as u64 * CHUNK_DATA_BYTES;
+        assert!(Header::decode(&header(longest).encode()).is_some());
+        for length in [longest + 1, u64::MAX] {
+            assert_eq!(Header::decode(&header(length).encode()), None);
         }
     }
 
