@@ -8,7 +8,9 @@ use crate::execution::Runner;
 use crate::memory_store::{MemoryStore, PORTS};
 use crate::operations::{Mix, Operation, draw, pattern};
 use crate::reference_model::{Model, Node};
-use crate::simulated_disk::{Images, Random, SimulatedPower, Survivors, seed_from_environment};
+use crate::simulated_disk::{
+    Fault, Images, Operation as DiskOperation, Random, SimulatedPower, Survivors, seed_from_environment,
+};
 use crate::tree::{Walk, read_bytes};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -199,6 +201,31 @@ fn a_damaged_block_can_be_replaced_or_removed() {
 fn overwrite(damaged: &Damaged, direct: bool) -> Result<(), Error> {
     let flags = WriteFlags { direct, ..WriteFlags::default() };
     damaged.fs.write(&CALLER, damaged.file, damaged.offset(), &[b'n'; BLOCK], flags, Wait::Allowed).map(|_| ())
+}
+
+#[test]
+fn a_failed_writeback_does_not_take_the_space_of_others() {
+    let power = SimulatedPower::new(1);
+    let store = MemoryStore::on(&power, STORE_BYTES);
+    let fs = open(&store).unwrap();
+    let file = |name: &[u8]| {
+        let inode = fs.mknod(&CALLER, ROOT, name, 0o100_644, 0, 0).unwrap().inode;
+        fs.write(&CALLER, inode, 0, &pattern(5, 40 * BLOCK), WriteFlags::default(), Wait::Allowed).unwrap();
+        inode
+    };
+    let (failing, other) = (file(b"failing"), file(b"other"));
+    let port = Some("device".to_owned());
+    power.fail(Fault { port, operation: Some(DiskOperation::Write), nth: 1, for_good: true });
+    let reserved = || fs.status()["space"]["reserved_blocks"].as_u64().unwrap();
+    fs.fsync(failing, false, Box::new(|result| assert!(result.is_err())));
+    assert!(fs.read_only_reason().is_some());
+    let (before, free) = (reserved(), fs.status()["space"]["free_blocks"].clone());
+    assert_eq!(before, 40, "what the other file was promised");
+    for inode in [failing, other, failing] {
+        fs.fsync(inode, false, Box::new(|result| assert!(result.is_err())));
+    }
+    assert_eq!((reserved(), &fs.status()["space"]["free_blocks"]), (before, &free));
+    assert!(read_bytes(&fs, failing, 0, 40 * BLOCK).unwrap() == pattern(5, 40 * BLOCK), "what was written can still be read");
 }
 
 #[test]
