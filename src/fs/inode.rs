@@ -4,6 +4,7 @@
 use super::range_lock::RangeLock;
 use super::types::Attributes;
 use crate::cache::CachedFile;
+use crate::error::{Error, Result};
 use crate::lock::{Rank, RankedGuard, RankedMutex};
 use crate::meta::records::{FileKind, InodeRecord};
 use crate::units::{BLOCK_SIZE, InodeNumber, blocks_for};
@@ -57,8 +58,7 @@ impl Inode {
     }
 
     /// The cached file, or what a caller who wants one is told.
-    pub fn regular(&self) -> crate::error::Result<&Arc<CachedFile>> {
-        use crate::error::Error;
+    pub fn regular(&self) -> Result<&Arc<CachedFile>> {
         match (&self.file, self.state.lock().record.kind()) {
             (Some(file), _) => Ok(file),
             (None, FileKind::Directory) => Err(Error::IsDirectory),
@@ -97,17 +97,20 @@ impl Inode {
     }
 }
 
-/// Locks the states of several inodes in ascending order of numbers; the guards come in the order of `inodes`, which names
-/// each inode once.
-pub fn lock_states<'a, const N: usize>(inodes: [&'a Inode; N]) -> [RankedGuard<'a, InodeState>; N] {
+/// Locks the states of several inodes in ascending order of numbers; the guards come in the order of `inodes`. One that is named
+/// twice, a directory that holds itself, is damage.
+pub fn lock_states<'a, const N: usize>(inodes: [&'a Inode; N]) -> Result<[RankedGuard<'a, InodeState>; N]> {
     let mut order: [usize; N] = std::array::from_fn(|at| at);
     order.sort_by_key(|at| inodes[*at].number);
+    if let Some(pair) = order.windows(2).find(|pair| inodes[pair[0]].number == inodes[pair[1]].number) {
+        return Err(Error::corrupt(format!("directory {} has an entry for itself", inodes[pair[0]].number)));
+    }
     let mut guards: [Option<RankedGuard<'a, InodeState>>; N] = std::array::from_fn(|_| None);
     for at in order {
         guards[at] = Some(inodes[at].state.lock_further());
     }
-    guards.map(|guard| match guard {
+    Ok(guards.map(|guard| match guard {
         Some(guard) => guard,
         None => unreachable!("every index is in the order once"),
-    })
+    }))
 }

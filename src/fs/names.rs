@@ -131,7 +131,7 @@ impl Filesystem {
             if inode.kind() == FileKind::Directory {
                 return Err(Error::NotPermitted);
             }
-            let [mut to, mut of] = lock_states([&*directory, &*inode]);
+            let [mut to, mut of] = lock_states([&*directory, &*inode])?;
             check_alive(&to)?;
             check_alive(&of)?;
             if of.record.links >= LINKS_MAX {
@@ -161,9 +161,9 @@ impl Filesystem {
         if entry.kind == FileKind::Directory {
             return Err(Error::IsDirectory);
         }
-        let inode = self.inode(entry.inode)?;
+        let inode = self.inode_of(&entry)?;
         {
-            let [mut from, mut of] = lock_states([&*directory, &*inode]);
+            let [mut from, mut of] = lock_states([&*directory, &*inode])?;
             let time = now();
             let mut batch = Batch::new();
             remove_entry(&mut batch, parent, &mut from.record, name, entry.cookie);
@@ -191,16 +191,16 @@ impl Filesystem {
         if entry.kind != FileKind::Directory {
             return Err(Error::NotDirectory);
         }
-        let inode = self.inode(entry.inode)?;
+        let inode = self.inode_of(&entry)?;
         {
-            let [mut from, mut of] = lock_states([&*directory, &*inode]);
+            let [mut from, mut of] = lock_states([&*directory, &*inode])?;
             if of.record.size != 0 {
                 return Err(Error::NotEmpty);
             }
             let time = now();
             let mut batch = Batch::new();
             remove_entry(&mut batch, parent, &mut from.record, name, entry.cookie);
-            from.record.links -= 1;
+            lose_subdirectory(parent, &mut from.record)?;
             touch(&mut from.record, time);
             orphan(&mut batch, inode.number, &mut of, time);
             self.append_states(batch, [(parent, &mut from), (inode.number, &mut of)])?;
@@ -259,6 +259,15 @@ impl Filesystem {
             state.is_dirty = false;
         }
         Ok(())
+    }
+
+    /// The inode that an entry names. Its kind, which decides what may be done with the name, must be the entry's.
+    pub(super) fn inode_of(&self, entry: &EntryRecord) -> Result<Arc<Inode>> {
+        let inode = self.inode(entry.inode)?;
+        if inode.kind() == entry.kind {
+            return Ok(inode);
+        }
+        Err(Error::corrupt(format!("inode {} is a {:?}, its entry says {:?}", entry.inode, inode.kind(), entry.kind)))
     }
 
     /// The inode of a directory.
@@ -337,6 +346,13 @@ pub(super) fn remove_entry(batch: &mut Batch, parent: InodeNumber, directory: &m
     batch.delete(schema::entry_by_name(parent, name));
     batch.delete(schema::entry_by_cookie(parent, cookie));
     directory.size = directory.size.saturating_sub(1);
+}
+
+/// A directory has one link for each subdirectory; this one is about to have one less.
+pub(super) fn lose_subdirectory(directory: InodeNumber, record: &mut InodeRecord) -> Result<()> {
+    let links = record.links.checked_sub(1);
+    record.links = links.ok_or_else(|| Error::corrupt(format!("directory {directory} has a subdirectory and no links")))?;
+    Ok(())
 }
 
 pub(super) fn touch(record: &mut InodeRecord, time: Timestamp) {

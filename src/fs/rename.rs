@@ -2,7 +2,7 @@
 
 use super::Filesystem;
 use super::inode::{Inode, InodeState, lock_states};
-use super::names::{add_entry, check_alive, check_name, check_new_name, orphan, remove_entry, touch};
+use super::names::{add_entry, check_alive, check_name, check_new_name, lose_subdirectory, orphan, remove_entry, touch};
 use super::types::RenameMode;
 use crate::clock::now;
 use crate::error::{Error, Result};
@@ -11,6 +11,9 @@ use crate::meta::records::{EntryRecord, FileKind};
 use crate::meta::{Batch, schema};
 use crate::units::InodeNumber;
 use std::sync::Arc;
+
+/// Directories in each other above one that something moves to, before they are taken for a circle.
+const DEPTH_MAX: usize = 1_000_000;
 
 /// One end of a rename.
 struct End<'a> {
@@ -24,15 +27,15 @@ struct States<'a> {
 }
 
 impl<'a> States<'a> {
-    fn lock(inodes: impl Iterator<Item = &'a Arc<Inode>>) -> States<'a> {
+    fn lock(inodes: impl Iterator<Item = &'a Arc<Inode>>) -> Result<States<'a>> {
         let mut sorted: Vec<&Arc<Inode>> = inodes.collect();
         sorted.sort_by_key(|inode| inode.number);
         sorted.dedup_by_key(|inode| inode.number);
         let guards = sorted.into_iter().map(|inode| {
-            let [guard] = lock_states([&**inode]);
-            (inode.number, guard)
+            let [guard] = lock_states([&**inode])?;
+            Ok((inode.number, guard))
         });
-        States { guards: guards.collect() }
+        Ok(States { guards: guards.collect::<Result<_>>()? })
     }
 
     fn of(&mut self, number: InodeNumber) -> Result<&mut InodeState> {
@@ -74,9 +77,9 @@ impl Filesystem {
             }
             (_, target) => target,
         };
-        let moved = self.inode(source.inode)?;
+        let moved = self.inode_of(&source)?;
         let replaced = match replaced {
-            Some(entry) => Some((entry, self.inode(entry.inode)?)),
+            Some(entry) => Some((entry, self.inode_of(&entry)?)),
             None => None,
         };
         if replaced.is_some() {
@@ -102,7 +105,7 @@ impl Filesystem {
     ) -> Result<()> {
         let (old, new) = (from.directory.number, to.directory.number);
         let inodes = [&from.directory, &to.directory, moved].into_iter().chain(replaced.map(|(_, inode)| inode));
-        let mut states = States::lock(inodes);
+        let mut states = States::lock(inodes)?;
         check_alive(states.of(new)?)?;
         let time = now();
         let mut batch = Batch::new();
@@ -111,7 +114,7 @@ impl Filesystem {
             check_replaceable(is_directory, entry.kind, states.of(inode.number)?)?;
             remove_entry(&mut batch, new, &mut states.of(new)?.record, to.name, entry.cookie);
             if is_directory {
-                states.of(new)?.record.links -= 1;
+                lose_subdirectory(new, &mut states.of(new)?.record)?;
                 orphan(&mut batch, inode.number, states.of(inode.number)?, time);
             } else {
                 let state = states.of(inode.number)?;
@@ -123,7 +126,7 @@ impl Filesystem {
         add_entry(&mut batch, new, &mut states.of(new)?.record, to.name, source.inode, source.kind, cookie);
         relink(&mut batch, source.inode, states.of(source.inode)?, (old, source.cookie), (new, cookie));
         if is_directory && old != new {
-            states.of(old)?.record.links -= 1;
+            lose_subdirectory(old, &mut states.of(old)?.record)?;
             states.of(new)?.record.links += 1;
         }
         touch(&mut states.of(old)?.record, time);
@@ -134,8 +137,8 @@ impl Filesystem {
 
     fn exchange(&self, from: &End<'_>, to: &End<'_>, source: EntryRecord, target: EntryRecord) -> Result<()> {
         let (old, new) = (from.directory.number, to.directory.number);
-        let (moved, other) = (self.inode(source.inode)?, self.inode(target.inode)?);
-        let mut states = States::lock([&from.directory, &to.directory, &moved, &other].into_iter());
+        let (moved, other) = (self.inode_of(&source)?, self.inode_of(&target)?);
+        let mut states = States::lock([&from.directory, &to.directory, &moved, &other].into_iter())?;
         let time = now();
         let mut batch = Batch::new();
         for (directory, name, entry, comes) in [(old, from.name, source, target), (new, to.name, target, source)] {
@@ -149,7 +152,7 @@ impl Filesystem {
         for (inode, was, becomes, kind) in [(source.inode, old, new, source.kind), (target.inode, new, old, target.kind)] {
             states.of(inode)?.record.changed = time;
             if kind == FileKind::Directory && was != becomes {
-                states.of(was)?.record.links -= 1;
+                lose_subdirectory(was, &mut states.of(was)?.record)?;
                 states.of(becomes)?.record.links += 1;
             }
         }
@@ -174,13 +177,16 @@ impl Filesystem {
             return Ok(());
         }
         let mut at = directory;
-        while at != InodeNumber::ROOT {
+        for _ in 0..DEPTH_MAX {
             if at == moved.inode {
                 return Err(Error::Invalid("a directory cannot move below itself"));
             }
+            if at == InodeNumber::ROOT {
+                return Ok(());
+            }
             at = self.inode(at)?.state.lock().record.parent;
         }
-        Ok(())
+        Err(Error::corrupt(format!("directory {directory} is in a circle, or more than {DEPTH_MAX} deep")))
     }
 }
 

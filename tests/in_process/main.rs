@@ -20,6 +20,7 @@ mod crash;
 mod forgotten_maps;
 mod frozen_buffers;
 mod fsync_cost;
+mod hostile;
 mod index;
 mod invariants;
 mod io_errors;
