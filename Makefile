@@ -5,13 +5,15 @@ MNT    ?= /mnt/sumfs
 PREFIX ?= /usr/local
 SEEDS  ?= 200
 CUTS   ?= 200
+SECONDS ?= 60
+TARGET ?=
 # rustup's place is looked at too: sudo and su often leave it out of PATH.
 CARGO  ?= $(or $(shell command -v cargo 2>/dev/null),$(wildcard $(HOME)/.cargo/bin/cargo),cargo)
-TARGET ?= $(or $(CARGO_TARGET_DIR),target)
-SUMFS  := $(TARGET)/release/sumfs
+TARGET_DIR ?= $(or $(CARGO_TARGET_DIR),target)
+SUMFS  := $(TARGET_DIR)/release/sumfs
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build test mounted crash powercut lint fmt bench install mount
+.PHONY: help deps build test mounted crash powercut fuzz lint fmt bench install mount
 
 # $(call need,COMMAND,DEBIAN PACKAGES): installs the packages unless the command is there.
 need = @command -v $(1) >/dev/null 2>&1 || { \
@@ -20,7 +22,7 @@ need = @command -v $(1) >/dev/null 2>&1 || { \
 	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(2); }
 
 help: ## List the targets
-	@echo "Targets (STORE=$(STORE) MNT=$(MNT) PREFIX=$(PREFIX) SEEDS=$(SEEDS) CUTS=$(CUTS)):"
+	@echo "Targets (STORE=$(STORE) MNT=$(MNT) PREFIX=$(PREFIX) SEEDS=$(SEEDS) CUTS=$(CUTS) SECONDS=$(SECONDS)):"
 	@sed -n 's/^\([a-z]*\):.*## /  \1	/p' $(MAKEFILE_LIST) | expand -t 14
 
 deps: ## Install what building needs (Debian packages by name; Rust must be there)
@@ -49,6 +51,10 @@ crash: deps ## Only the simulated power cuts; SEEDS= says how many
 powercut: deps ## Only the power cuts of the whole program, on ext4; CUTS= says how many; as root
 	$(call need,mkfs.ext4,e2fsprogs)
 	CUTS=$(CUTS) $(CARGO) test --release --test mounted power_cut -- --nocapture
+
+fuzz: deps ## Hostile stores; SECONDS= for each target, TARGET= only one: superblock, label, record, journal, index, mount
+	FUZZ_SECONDS=$(SECONDS) FUZZ_TARGET=$(TARGET) CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS=true \
+		CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true $(CARGO) test --release --target-dir $(TARGET_DIR)/fuzz --test fuzz
 
 lint: deps ## Formatting, clippy, documentation: no warning passes
 	$(CARGO) fmt --check
