@@ -129,6 +129,16 @@ impl Segments {
         dirty.map(|(offset, segment)| (offset + segment.len()).min(range.end) - offset.max(range.start)).sum()
     }
 
+    /// The block at `at` by itself, as something clean, if it is here.
+    pub fn block(&self, at: u64) -> Option<Segment> {
+        let (offset, segment) = self.map.range(..=at).next_back()?;
+        if offset + segment.len() <= at {
+            return None;
+        }
+        let (buffer, begin, len) = (segment.buffer.clone(), segment.begin + (at - offset) as usize, BLOCK_SIZE as usize);
+        Some(Segment { buffer, begin, len, state: State::Clean, is_referenced: false })
+    }
+
     /// The segment that alone covers `range`, marked as hot unless the read only goes on where the last one ended.
     pub fn single(&mut self, range: Range<u64>, goes_on: bool) -> Option<(Arc<AlignedBuffer>, Range<usize>)> {
         let (offset, segment) = self.map.range_mut(..=range.start).next_back()?;

@@ -24,9 +24,9 @@ impl Cache {
         let (became_dirty, before, after) = {
             let mut content = file.content.lock();
             let before = content.segments.total_bytes;
-            for (at, buffer) in partial {
+            for (at, block) in partial {
                 if !content.segments.covers(at..at + BLOCK_SIZE) {
-                    content.segments.insert(at, Segment::new(buffer, State::Clean));
+                    content.segments.insert(at, block);
                 }
             }
             let became_dirty = content.segments.write(offset, data);
@@ -67,9 +67,10 @@ impl Cache {
         }
     }
 
-    /// The first and the last block of a write where old bytes of them stay: refused when not resident and waiting is not
-    /// allowed, else loaded.
-    fn partial_blocks(&self, file: &CachedFile, offset: u64, end: u64, wait: Wait) -> Result<Vec<(u64, AlignedBuffer)>> {
+    /// The first and the last block of a write where old bytes of them stay, as they are now: refused when not resident and waiting
+    /// is not allowed, else loaded. Nobody else changes them (the caller has the range), but what is resident may be written back
+    /// and dropped at any moment, so it is held on to.
+    fn partial_blocks(&self, file: &CachedFile, offset: u64, end: u64, wait: Wait) -> Result<Vec<(u64, Segment)>> {
         let size = file.size();
         let (first, last) = (block_floor(offset), block_floor(end));
         let mut needed = Vec::new();
@@ -82,19 +83,19 @@ impl Cache {
         if needed.is_empty() {
             return Ok(Vec::new());
         }
-        {
+        let mut blocks: Vec<(u64, Segment)> = {
             let content = file.content.lock();
-            needed.retain(|at| !content.segments.covers(*at..*at + BLOCK_SIZE));
-        }
+            needed.iter().filter_map(|at| Some((*at, content.segments.block(*at)?))).collect()
+        };
+        needed.retain(|at| blocks.iter().all(|(resident, _)| resident != at));
         if wait == Wait::Never && !needed.is_empty() {
             return Err(Error::WouldBlock(Reason::PartialBlockMissing));
         }
-        let mut loaded = Vec::new();
         for at in needed {
             let mut buffer = AlignedBuffer::zeroed(BLOCK_SIZE as usize);
             self.extents.load(&file.extents, at, &mut buffer)?;
-            loaded.push((at, buffer));
+            blocks.push((at, Segment::new(buffer, State::Clean)));
         }
-        Ok(loaded)
+        Ok(blocks)
     }
 }

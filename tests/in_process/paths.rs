@@ -244,3 +244,36 @@ fn a_stream_does_not_displace_what_is_used_again_and_again() {
     assert!(matches!(error, Error::WouldBlock(Reason::NotCached)), "the stream itself was kept: {error}");
     scene.close();
 }
+
+/// Direct writes of parts of blocks, whose neighbours are written and written back at the same time.
+#[test]
+fn parts_of_a_block_written_side_by_side_are_all_there() {
+    const SECTOR: usize = 512;
+    const WRITERS: usize = BLOCK / SECTOR;
+    for kernel_caches in [true, false] {
+        // The smallest cache: clean segments go at once.
+        let scene = Scene::new(|options| (options.kernel_caches, options.cache_bytes) = (kernel_caches, 0));
+        let file = scene.file("f");
+        let blocks = 16;
+        scene.write(file, 0, &vec![0xff; blocks * BLOCK], true);
+        for round in 0..200_u8 {
+            std::thread::scope(|scope| {
+                for writer in 0..WRITERS {
+                    let scene = &scene;
+                    scope.spawn(move || {
+                        for block in 0..blocks {
+                            let data = [round.wrapping_mul(8).wrapping_add(writer as u8); SECTOR];
+                            scene.write(file, block * BLOCK + writer * SECTOR, &data, true);
+                        }
+                    });
+                }
+            });
+            let found = scene.read(file, 0, blocks * BLOCK, Wait::Allowed).unwrap();
+            for (number, sector) in found.chunks(SECTOR).enumerate() {
+                let expected = round.wrapping_mul(8).wrapping_add((number % WRITERS) as u8);
+                assert!(sector.iter().all(|byte| *byte == expected), "round {round}, sector {number}: {:?}", &sector[..4]);
+            }
+        }
+        scene.close();
+    }
+}
