@@ -30,6 +30,20 @@ impl Content {
     }
 }
 
+/// While this lives, writeback of a part of the file waits as it does for an ordered extent.
+#[derive(Debug)]
+pub struct Hold<'a> {
+    file: &'a CachedFile,
+    number: u64,
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        self.file.content.lock().in_flight.retain(|(number, _)| *number != self.number);
+        self.file.finished.notify_all();
+    }
+}
+
 /// A regular file in memory.
 #[derive(Debug)]
 pub struct CachedFile {
@@ -107,6 +121,19 @@ impl CachedFile {
             content.wait(&self.finished);
         }
         content
+    }
+
+    /// Holds back writeback of everything from `offset` on while this thread changes the size, first in memory, as `change` does under
+    /// the segments' lock, then in a batch: no commit sees data that was written back between the two. The caller appends its batch
+    /// and drops the hold without waiting for ordered extents or a commit.
+    pub(super) fn hold_from<T>(&self, offset: u64, change: impl FnOnce(&mut Content) -> T) -> (Hold<'_>, T) {
+        let range = offset..u64::MAX;
+        let mut content = self.lock_settled(&range);
+        let number = content.next_number;
+        content.next_number += 1;
+        content.in_flight.push((number, range));
+        let changed = change(&mut content);
+        (Hold { file: self, number }, changed)
     }
 
     pub(super) fn note_error(&self, error: Error) {

@@ -9,8 +9,8 @@ pub mod segment;
 pub mod write;
 pub mod writeback;
 
-pub use file::CachedFile;
 use file::Content;
+pub use file::{CachedFile, Hold};
 pub use read::ReadData;
 
 use crate::error::Result;
@@ -179,9 +179,24 @@ impl Cache {
         }
     }
 
-    /// After a truncate to `size`: zeros behind it in its block.
-    pub fn zero_tail(&self, file: &CachedFile, size: u64) {
-        let block = crate::units::block_floor(size);
-        file.lock_settled(&(block..block + crate::units::BLOCK_SIZE)).segments.zero_tail(size);
+    /// Makes `size` the size in memory: what is cached behind it is dropped, the rest of its block zeros. The caller has the range from
+    /// there on, makes it so in the metadata, then drops the hold.
+    pub fn resize<'a>(&self, file: &'a CachedFile, size: u64) -> Hold<'a> {
+        let from = crate::units::block_floor(size.min(file.size()));
+        let (hold, (dirty, before, after)) = file.hold_from(from, |content| {
+            let before = content.segments.total_bytes;
+            file.set_size(size);
+            let dirty = content.segments.remove(crate::units::block_ceil(size)..u64::MAX);
+            content.segments.zero_tail(size);
+            (dirty, before, content.segments.total_bytes)
+        });
+        self.account(before, after);
+        self.drop_dirty(dirty);
+        hold
+    }
+
+    /// Makes the size in memory at least `end`, as `resize`.
+    pub fn grow<'a>(&self, file: &'a CachedFile, end: u64) -> Hold<'a> {
+        file.hold_from(crate::units::block_floor(end.min(file.size())), |_| file.grow(end)).0
     }
 }

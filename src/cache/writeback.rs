@@ -26,6 +26,8 @@ struct FrozenRun {
     number: u64,
     parts: Vec<Frozen>,
     bytes: u64,
+    /// When it was frozen: a size that comes later is not in the metadata with this data.
+    file_size: u64,
 }
 
 /// What the next step of a writeback pass is.
@@ -129,7 +131,7 @@ impl Cache {
             let parts = content.segments.freeze_run(start, end, number);
             let bytes: u64 = parts.iter().map(|part| part.bytes().len() as u64).sum();
             content.in_flight.push((number, start..start + bytes));
-            return Next::Run(FrozenRun { file: file.clone(), start, number, parts, bytes });
+            return Next::Run(FrozenRun { file: file.clone(), start, number, parts, bytes, file_size: file.size() });
         }
         if is_busy { Next::Busy } else { Next::Done }
     }
@@ -137,15 +139,12 @@ impl Cache {
     fn write_runs(&self, runs: &[FrozenRun]) -> Result<()> {
         let dirty: Vec<DirtyRun<'_>> = runs
             .iter()
-            .map(|run| {
-                let file_size = run.file.size();
-                DirtyRun {
-                    file: &run.file.extents,
-                    offset: run.start,
-                    end: (run.start + run.bytes).min(file_size.max(run.start + 1)),
-                    slices: run.parts.iter().map(Frozen::bytes).collect(),
-                    file_size,
-                }
+            .map(|run| DirtyRun {
+                file: &run.file.extents,
+                offset: run.start,
+                end: (run.start + run.bytes).min(run.file_size.max(run.start + 1)),
+                slices: run.parts.iter().map(Frozen::bytes).collect(),
+                file_size: run.file_size,
             })
             .collect();
         let results = self.extents.store(&dirty);

@@ -56,8 +56,7 @@ impl Extents {
     /// fails does not hold up the others. Takes the reservations of the runs; after an error all of that run's is back, for its
     /// bytes are still to be written.
     pub fn store(&self, runs: &[DirtyRun<'_>]) -> Vec<Result<()>> {
-        // A run that failed stays dirty in the cache, but its space is gone: it must not take the space of others. And what is written
-        // to a store that is read-only by now no commit can name.
+        // What is written to a store that is read-only by now no commit can name.
         if let Err(error) = self.meta.latch().check() {
             return runs.iter().map(|_| Err(error.clone())).collect();
         }

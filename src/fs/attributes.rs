@@ -51,18 +51,11 @@ impl Filesystem {
         if let Some(size) = change.size {
             self.truncate(caller, &inode, size)?;
         }
-        let only_times = change.mode.is_none() && change.uid.is_none() && change.gid.is_none();
         {
+            // Times too at once: in memory they would be missing in a commit that has what was done after them (D8).
             let mut state = inode.state.lock();
             apply(&mut state.record, change);
-            if only_times {
-                state.is_dirty = true;
-            } else {
-                self.append_inode(&inode, &mut state)?;
-            }
-        }
-        if only_times {
-            self.list(&inode);
+            self.append_inode(&inode, &mut state)?;
         }
         if change.size.is_some() || change.uid.is_some() || change.gid.is_some() {
             self.drop_capability(&inode)?;

@@ -58,7 +58,7 @@ impl Filesystem {
             file.wait_in_flight(0..u64::MAX);
             self.cache.discard(file, 0..u64::MAX);
             file.set_size(0);
-            self.drop_behind(inode, file, 0)?;
+            self.drop_behind(inode, file, 0, None)?;
         }
         let mut batch = Batch::new();
         for kind in [Item::Xattr, Item::Link, Item::Symlink] {
@@ -110,7 +110,7 @@ impl Filesystem {
         let inode = self.inode(number)?;
         let file = inode.regular()?;
         let _range = inode.ranges.lock(0..u64::MAX, false);
-        self.drop_behind(&inode, file, size)?;
+        self.drop_behind(&inode, file, size, None)?;
         let mut batch = Batch::new();
         batch.delete(schema::orphan(number));
         if inode.state.lock().record.links == 0 {

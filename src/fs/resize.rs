@@ -5,7 +5,7 @@ use super::Filesystem;
 use super::attributes::kill_suid;
 use super::inode::Inode;
 use super::types::{Caller, FallocateMode};
-use crate::cache::CachedFile;
+use crate::cache::{CachedFile, Hold};
 use crate::clock::now;
 use crate::error::{Error, Result};
 use crate::extent::FileExtents;
@@ -43,11 +43,8 @@ impl Filesystem {
         if size == 0 && old > 0 {
             inode.is_replaced.store(true, Ordering::Release);
         }
-        // First: what is written back from now on ends there; what is on its way with the old end is waited for below.
-        file.set_size(size);
-        self.cache.discard(file, block_ceil(size)..u64::MAX);
-        self.cache.zero_tail(file, size);
-        self.drop_behind(inode, file, size)?;
+        let hold = self.cache.resize(file, size);
+        self.drop_behind(inode, file, size, Some(hold))?;
         let mut state = inode.state.lock();
         if size != old || caller.uid != 0 {
             let time = now();
@@ -60,8 +57,9 @@ impl Filesystem {
         self.append_inode(inode, &mut state)
     }
 
-    /// Deletes the map behind `size` and makes it the committed size. The caller holds the range from there on.
-    pub(super) fn drop_behind(&self, inode: &Arc<Inode>, file: &CachedFile, size: u64) -> Result<()> {
+    /// Deletes the map behind `size` and makes it the committed size. The caller holds the range from there on. `hold` ends with the
+    /// first batch, which has the size.
+    pub(super) fn drop_behind(&self, inode: &Arc<Inode>, file: &CachedFile, size: u64, mut hold: Option<Hold<'_>>) -> Result<()> {
         let keep = block_ceil(size);
         let mut is_marked = false;
         let mut last_block = keep;
@@ -77,10 +75,13 @@ impl Filesystem {
                 map.set_size(size);
                 map.remove(begin, u64::MAX)
             })?;
+            hold = None;
             self.relieve_inside()?;
         }
         let mark = if is_marked { Mark::Clear } else { Mark::Keep };
-        self.change_map(inode, file, block_floor(size)..last_block, mark, |map| map.truncate(size))
+        let changed = self.change_map(inode, file, block_floor(size)..last_block, mark, |map| map.truncate(size));
+        drop(hold);
+        changed
     }
 
     /// Changes the map, with `range` loaded, and collects it in the same batch.
@@ -202,9 +203,7 @@ impl Filesystem {
             return Err(Error::NoSpace);
         }
         let grows = matches!(mode, FallocateMode::Allocate | FallocateMode::ZeroRange) && range.end > file.size();
-        if grows {
-            file.grow(range.end);
-        }
+        let hold = grows.then(|| self.cache.grow(file, range.end));
         let mut added = 0;
         let changed = self.change_map(inode, file, whole.clone(), Mark::Keep, |map| {
             added = map.preallocate(whole.start, whole.end);
@@ -213,6 +212,7 @@ impl Filesystem {
             }
             crate::extent::Dropped::default()
         });
+        drop(hold);
         // Writeback may have filled a hole meanwhile.
         self.space.unpromise(needed - added);
         changed

@@ -220,7 +220,7 @@ fn a_failed_writeback_does_not_take_the_space_of_others() {
     fs.fsync(failing, false, Box::new(|result| assert!(result.is_err())));
     assert!(fs.read_only_reason().is_some());
     let (before, free) = (reserved(), fs.status()["space"]["free_blocks"].clone());
-    assert_eq!(before, 40, "what the other file was promised");
+    assert_eq!(before, 80, "both files keep what they were promised");
     for inode in [failing, other, failing] {
         fs.fsync(inode, false, Box::new(|result| assert!(result.is_err())));
     }
