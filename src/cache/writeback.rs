@@ -7,11 +7,13 @@
 
 use super::segment::Frozen;
 use super::{Cache, CachedFile};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::extent::load::whole_blocks;
 use crate::extent::store::DirtyRun;
+use crate::pool::panic_message;
 use crate::units::{BLOCK_SIZE, EXTENT_BYTES_MAX};
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -147,7 +149,12 @@ impl Cache {
                 file_size: run.file_size,
             })
             .collect();
-        let results = self.extents.store(&dirty);
+        // A panic must not leave the runs in flight for ever: who waits for them gets an error.
+        let results = catch_unwind(AssertUnwindSafe(|| self.extents.store(&dirty))).unwrap_or_else(|panic| {
+            self.stats.panics.fetch_add(1, Ordering::Relaxed);
+            let error = Error::corrupt(format!("internal error: {}", panic_message(&*panic)));
+            vec![Err(error); runs.len()]
+        });
         let mut first = Ok(());
         for (run, result) in runs.iter().zip(results) {
             self.finish_run(run, &result);

@@ -4,11 +4,13 @@
 use super::Filesystem;
 use super::inode::Inode;
 use super::types::Done;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::meta::Batch;
 use crate::meta::schema;
+use crate::pool::panic_message;
 use crate::space::pace::Direction;
 use crate::units::InodeNumber;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -88,7 +90,7 @@ impl Filesystem {
             let _sent = sender.send(result);
         };
         self.request_commit(Box::new(done), writes_all);
-        receiver.recv().unwrap_or_else(|_| Err(crate::error::Error::corrupt("a commit ended without an answer")))
+        receiver.recv().unwrap_or_else(|_| Err(Error::corrupt("a commit ended without an answer")))
     }
 
     /// Adds `done` to those who wait; leads the commits if nobody does.
@@ -112,12 +114,22 @@ impl Filesystem {
                 let writes_all = std::mem::take(&mut role.writes_all);
                 (std::mem::take(&mut role.waiters), writes_all)
             };
-            let result = self.space.pace.timed(Direction::Commit, 0, || self.commit_once(writes_all));
+            let result = self.space.pace.timed(Direction::Commit, 0, || self.commit_surviving_panics(writes_all));
             self.signals.apply.wake_if_asleep();
             for done in waiters {
                 done(result.clone());
             }
         }
+    }
+
+    /// A panic must not leave the role taken for ever: who waits, and who comes later, gets an error.
+    fn commit_surviving_panics(&self, writes_all: bool) -> Result<()> {
+        catch_unwind(AssertUnwindSafe(|| self.commit_once(writes_all))).unwrap_or_else(|panic| {
+            self.stats.panics.fetch_add(1, Ordering::Relaxed);
+            let message = format!("internal error in a commit: {}", panic_message(&*panic));
+            self.latch(&message);
+            Err(Error::corrupt(message))
+        })
     }
 
     fn commit_once(&self, writes_all: bool) -> Result<()> {

@@ -27,6 +27,7 @@ mod io_errors;
 mod issues;
 mod model;
 mod nowait;
+mod panics;
 mod paths;
 mod semantics;
 mod tidy;
