@@ -37,12 +37,16 @@ test: deps ## All tests: unit, in process, and (as root) on real mounts
 	$(call need,python3,python3)
 	$(call need,mkfs.ext4,e2fsprogs)
 	$(call need,mkfs.xfs,xfsprogs)
+	$(call need,fio,fio)
+	$(call need,git,git)
 	$(CARGO) test --release
 
 mounted: deps ## Only the tests on real mounts; as root
 	$(call need,python3,python3)
 	$(call need,mkfs.ext4,e2fsprogs)
 	$(call need,mkfs.xfs,xfsprogs)
+	$(call need,fio,fio)
+	$(call need,git,git)
 	$(CARGO) test --release --test mounted
 
 crash: deps ## Only the simulated power cuts; SEEDS= says how many

@@ -11,6 +11,7 @@ mod full;
 mod io_errors;
 mod kill;
 mod layout;
+mod leaving;
 mod loop_device;
 #[path = "../common/mount.rs"]
 mod mount;
@@ -24,3 +25,4 @@ mod recording_file;
 mod reference_model;
 mod smoke;
 mod work;
+mod writers;
