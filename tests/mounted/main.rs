@@ -17,6 +17,7 @@ mod loop_device;
 mod mount;
 mod names;
 mod power_cut;
+mod promise;
 mod random;
 #[path = "../common/recording_file.rs"]
 mod recording_file;
