@@ -106,7 +106,7 @@ impl FileKind {
     }
 
     /// The type bits of a mode.
-    pub fn mode_bits(self) -> u32 {
+    pub const fn mode_bits(self) -> u32 {
         match self {
             FileKind::Regular => 0o100_000,
             FileKind::Directory => 0o040_000,

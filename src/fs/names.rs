@@ -303,7 +303,13 @@ pub(super) fn check_new_name(name: &[u8]) -> Result<()> {
     }
 }
 
-fn new_record(caller: &Caller, parent: InodeNumber, directory: &InodeRecord, new: &NewInode<'_>, time: Timestamp) -> InodeRecord {
+pub(super) fn new_record(
+    caller: &Caller,
+    parent: InodeNumber,
+    directory: &InodeRecord,
+    new: &NewInode<'_>,
+    time: Timestamp,
+) -> InodeRecord {
     let is_directory = FileKind::from_mode(new.mode) == Some(FileKind::Directory);
     let inherits = directory.mode & SETGID != 0;
     InodeRecord {

@@ -1,19 +1,23 @@
-//! Rename: plain, without replacing, exchanging. One batch; the moved entry keeps its cookie inside a directory.
+//! Rename: plain, without replacing, exchanging, leaving a whiteout. One batch; the moved entry keeps its cookie inside a directory.
 
 use super::Filesystem;
 use super::inode::{Inode, InodeState, lock_states};
-use super::names::{add_entry, check_alive, check_name, check_new_name, lose_subdirectory, orphan, remove_entry, touch};
-use super::types::RenameMode;
+use super::names::{
+    NewInode, add_entry, check_alive, check_name, check_new_name, lose_subdirectory, new_record, orphan, remove_entry, touch,
+};
+use super::types::{Caller, RenameMode};
 use crate::clock::now;
 use crate::error::{Error, Result};
 use crate::lock::RankedGuard;
 use crate::meta::records::{EntryRecord, FileKind};
 use crate::meta::{Batch, schema};
-use crate::units::InodeNumber;
+use crate::units::{InodeNumber, Timestamp};
 use std::sync::Arc;
 
 /// Directories in each other above one that something moves to, before they are taken for a circle.
 const DEPTH_MAX: usize = 1_000_000;
+/// A character device without permissions, number 0/0: what union mounts take for "no such name".
+const WHITEOUT: NewInode<'static> = NewInode { mode: FileKind::CharDevice.mode_bits(), rdev: 0, target: None };
 
 /// One end of a rename.
 struct End<'a> {
@@ -60,7 +64,10 @@ impl Filesystem {
         if matches!(name, b"." | b"..") {
             return Err(Error::Invalid("cannot rename . or .."));
         }
-        self.begin_changing()?;
+        match mode {
+            RenameMode::Whiteout { .. } => self.begin_creating()?,
+            _ => self.begin_changing()?,
+        }
         let from = End { directory: self.directory(parent)?, name };
         let to = End { directory: self.directory(new_parent)?, name: new_name };
         let names = self.names.lock();
@@ -68,7 +75,7 @@ impl Filesystem {
         let target = self.entry(new_parent, new_name)?;
         self.check_not_below(source, new_parent)?;
         let replaced = match (mode, target) {
-            (RenameMode::NoReplace, Some(_)) => return Err(Error::Exists),
+            (RenameMode::NoReplace | RenameMode::Whiteout { replaces: false, .. }, Some(_)) => return Err(Error::Exists),
             (RenameMode::Exchange, None) => return Err(Error::NotFound),
             (_, Some(target)) if target.inode == source.inode => return Ok(()),
             (RenameMode::Exchange, Some(target)) => {
@@ -87,7 +94,11 @@ impl Filesystem {
             // rename is, so that no commit can take the one without the other.
             self.write_and_collect(&moved)?;
         }
-        self.move_entry(&from, &to, source, &moved, replaced.as_ref())?;
+        let whiteout = match mode {
+            RenameMode::Whiteout { owner, .. } => Some(owner),
+            _ => None,
+        };
+        self.move_entry(&from, &to, (source, &moved), replaced.as_ref(), whiteout)?;
         drop(names);
         if let Some((_, inode)) = &replaced {
             self.reap_if_unused(inode);
@@ -99,9 +110,9 @@ impl Filesystem {
         &self,
         from: &End<'_>,
         to: &End<'_>,
-        source: EntryRecord,
-        moved: &Arc<Inode>,
+        (source, moved): (EntryRecord, &Arc<Inode>),
         replaced: Option<&(EntryRecord, Arc<Inode>)>,
+        whiteout: Option<Caller>,
     ) -> Result<()> {
         let (old, new) = (from.directory.number, to.directory.number);
         let inodes = [&from.directory, &to.directory, moved].into_iter().chain(replaced.map(|(_, inode)| inode));
@@ -125,6 +136,9 @@ impl Filesystem {
         let cookie = if old == new { source.cookie } else { states.of(new)?.record.next_cookie };
         add_entry(&mut batch, new, &mut states.of(new)?.record, to.name, source.inode, source.kind, cookie);
         relink(&mut batch, source.inode, states.of(source.inode)?, (old, source.cookie), (new, cookie));
+        if let Some(owner) = whiteout {
+            self.leave_whiteout(&mut batch, from, states.of(old)?, &owner, time);
+        }
         if is_directory && old != new {
             lose_subdirectory(old, &mut states.of(old)?.record)?;
             states.of(new)?.record.links += 1;
@@ -133,6 +147,14 @@ impl Filesystem {
         touch(&mut states.of(new)?.record, time);
         states.of(source.inode)?.record.changed = time;
         self.append_all(batch, states)
+    }
+
+    /// What stays where the source was.
+    fn leave_whiteout(&self, batch: &mut Batch, from: &End<'_>, state: &mut InodeState, owner: &Caller, time: Timestamp) {
+        let (number, parent) = (self.meta.new_inode_number(), from.directory.number);
+        let record = new_record(owner, parent, &state.record, &WHITEOUT, time);
+        add_entry(batch, parent, &mut state.record, from.name, number, FileKind::CharDevice, record.cookie);
+        batch.put(schema::inode(number), record.encode());
     }
 
     fn exchange(&self, from: &End<'_>, to: &End<'_>, source: EntryRecord, target: EntryRecord) -> Result<()> {

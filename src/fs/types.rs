@@ -74,6 +74,13 @@ pub enum RenameMode {
     NoReplace,
     /// Exchanges the two.
     Exchange,
+    /// Leaves a whiteout, a character device 0/0 by which a union mount knows that the name is gone, where the source was.
+    Whiteout {
+        /// Whose it becomes.
+        owner: Caller,
+        /// May an existing target be replaced?
+        replaces: bool,
+    },
 }
 
 /// What setxattr does about an existing attribute.

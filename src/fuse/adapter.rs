@@ -229,7 +229,7 @@ impl fuser::Filesystem for Adapter {
 
     fn rename(
         &self,
-        _request: &Request,
+        request: &Request,
         parent: INodeNo,
         name: &OsStr,
         new_parent: INodeNo,
@@ -238,7 +238,7 @@ impl fuser::Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         self.handle(Operation::Rename, || {
-            let result = rename_mode(flags)
+            let result = rename_mode(flags, caller(request))
                 .and_then(|mode| self.fs.rename(inode(parent), name.as_bytes(), inode(new_parent), new_name.as_bytes(), mode));
             answer_empty(result, reply);
         });

@@ -5,7 +5,7 @@
 //! is right in fuser, and [`system_time`] is plain.
 
 use crate::error::Error;
-use crate::fs::{Attributes, FallocateMode, ReadFlags, RenameMode, SetAttributes, SetTime, WriteFlags, XattrMode};
+use crate::fs::{Attributes, Caller, FallocateMode, ReadFlags, RenameMode, SetAttributes, SetTime, WriteFlags, XattrMode};
 use crate::meta::records::FileKind;
 use crate::units::{BLOCK_SIZE, InodeNumber, Timestamp};
 use fuser::{Errno, FileAttr, FileType, INodeNo, OpenFlags, RenameFlags, TimeOrNow};
@@ -168,14 +168,17 @@ impl From<SetattrRequest> for SetAttributes {
     }
 }
 
-/// The flags of renameat2(2). Whiteouts and bits unknown to us: EINVAL.
-pub fn rename_mode(flags: RenameFlags) -> Result<RenameMode, Error> {
+/// The flags of renameat2(2); whiteouts become the caller's. An exchange that leaves one, and bits unknown to us: EINVAL.
+pub fn rename_mode(flags: RenameFlags, caller: Caller) -> Result<RenameMode, Error> {
+    let without_whiteout = flags.difference(RenameFlags::RENAME_WHITEOUT);
     if flags.is_empty() {
         Ok(RenameMode::Replace)
     } else if flags == RenameFlags::RENAME_NOREPLACE {
         Ok(RenameMode::NoReplace)
     } else if flags == RenameFlags::RENAME_EXCHANGE {
         Ok(RenameMode::Exchange)
+    } else if without_whiteout.is_empty() || without_whiteout == RenameFlags::RENAME_NOREPLACE {
+        Ok(RenameMode::Whiteout { owner: caller, replaces: without_whiteout.is_empty() })
     } else {
         Err(Error::Invalid("rename flags"))
     }
@@ -399,11 +402,21 @@ mod tests {
 
     #[test]
     fn rename_flags() {
-        assert!(matches!(rename_mode(RenameFlags::empty()), Ok(RenameMode::Replace)));
-        assert!(matches!(rename_mode(RenameFlags::RENAME_NOREPLACE), Ok(RenameMode::NoReplace)));
-        assert!(matches!(rename_mode(RenameFlags::RENAME_EXCHANGE), Ok(RenameMode::Exchange)));
-        for bits in [libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE, libc::RENAME_WHITEOUT, 1 << 7] {
-            assert!(matches!(rename_mode(RenameFlags::from_bits_retain(bits)), Err(Error::Invalid(_))));
+        let owner = Caller { uid: 7, gid: 8, pid: 9 };
+        let mode = |bits| rename_mode(RenameFlags::from_bits_retain(bits), owner);
+        let (no_replace, exchange, whiteout) = (libc::RENAME_NOREPLACE, libc::RENAME_EXCHANGE, libc::RENAME_WHITEOUT);
+        let table = [
+            (0, RenameMode::Replace),
+            (no_replace, RenameMode::NoReplace),
+            (exchange, RenameMode::Exchange),
+            (whiteout, RenameMode::Whiteout { owner, replaces: true }),
+            (whiteout | no_replace, RenameMode::Whiteout { owner, replaces: false }),
+        ];
+        for (bits, expected) in table {
+            assert_eq!(mode(bits).ok(), Some(expected), "{bits:#x}");
+        }
+        for bits in [no_replace | exchange, whiteout | exchange, whiteout | no_replace | exchange, 1 << 7, whiteout | 1 << 7] {
+            assert!(matches!(mode(bits), Err(Error::Invalid(_))), "{bits:#x}");
         }
     }
 

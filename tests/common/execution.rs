@@ -19,6 +19,7 @@ use sumfs::units::{InodeNumber, Timestamp};
 
 const ROOT_CALLER: Caller = Caller { uid: 0, gid: 0, pid: 1 };
 const UMASK: u32 = 0o022;
+const CHAR_DEVICE: u32 = 0o020_000;
 const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 const XATTR_NAMES: [&[u8]; 5] = [b"user.a", b"user.b-rather-long-name", b"trusted.t", b"security.s", b"user.\xff\xfe"];
 
@@ -323,20 +324,24 @@ impl Runner {
         if let Some(other) = replaced {
             self.hold(other)?;
         }
-        let mode = || match mode % 6 {
+        let mode = match mode % 8 {
             0 => RenameMode::NoReplace,
             1 => RenameMode::Exchange,
+            at @ 2..4 => RenameMode::Whiteout { owner: ROOT_CALLER, replaces: at == 2 },
             _ => RenameMode::Replace,
         };
-        let found = self.fs.rename(from, &name, into, &to.1, mode());
+        let found = self.fs.rename(from, &name, into, &to.1, mode);
         let mut next = self.model.clone();
-        let renamed = next.rename((directory, &name), (to.0, &to.1), mode());
+        let renamed = next.rename((directory, &name), (to.0, &to.1), mode);
         // Between two names of one file nothing happens.
         if self.agree(found, next, renamed.map(|_| ()))?.is_some() && replaced != Some(moved) {
             self.touch(&[directory, to.0, moved]);
             self.effect.touched.extend(replaced);
-            self.effect.event =
-                (replaced.is_some() && !matches!(mode(), RenameMode::Exchange)).then_some(Event::Replaced { node: moved });
+            self.effect.event = (replaced.is_some() && mode != RenameMode::Exchange).then_some(Event::Replaced { node: moved });
+            if matches!(mode, RenameMode::Whiteout { .. }) {
+                let found = self.fs.lookup(from, &name);
+                self.made(directory, &name, found, Node::new(CHAR_DEVICE, Content::Special))?;
+            }
         }
         Ok(())
     }

@@ -105,7 +105,7 @@ impl Mount {
     pub fn on_disk(size: &str, options: &str) -> Mount {
         const TMPFS_MAGIC: i64 = 0x0102_1994;
         let places = [std::env::temp_dir(), PathBuf::from("/var/tmp")];
-        let is_on_disk = |place: &&PathBuf| rustix::fs::statfs(*place).is_ok_and(|status| status.f_type as i64 != TMPFS_MAGIC);
+        let is_on_disk = |place: &&PathBuf| rustix::fs::statfs(*place).is_ok_and(|status| status.f_type != TMPFS_MAGIC);
         let place = places.iter().find(is_on_disk).expect("this test needs a place on a disk: TMPDIR and /var/tmp are on tmpfs");
         Mount::in_directory(scratch_in(place), size, options)
     }

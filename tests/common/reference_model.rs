@@ -222,7 +222,7 @@ impl Model {
         Ok(id)
     }
 
-    /// Moves a name. The node that lost its last name by it, if any.
+    /// Moves a name; a whiteout that stays is the caller's to make. The node that lost its last name by it, if any.
     pub fn rename(&mut self, from: (Id, &[u8]), to: (Id, &[u8]), mode: RenameMode) -> Result<Option<Id>, Refused> {
         let moved = self.lookup(from.0, from.1)?;
         let replaced = match self.lookup(to.0, to.1) {
@@ -261,7 +261,9 @@ impl Model {
             refused.push(Error::Invalid(""));
         }
         match replaced {
-            Some(_) if matches!(mode, RenameMode::NoReplace) => refused.push(Error::Exists),
+            Some(_) if matches!(mode, RenameMode::NoReplace | RenameMode::Whiteout { replaces: false, .. }) => {
+                refused.push(Error::Exists)
+            }
             None if is_exchange => refused.push(Error::NotFound),
             Some(other) if is_exchange && self.is_below(from, other) => refused.push(Error::Invalid("")),
             Some(other) if !is_exchange && other != moved => {

@@ -16,6 +16,7 @@ mod loop_device;
 #[path = "../common/mount.rs"]
 mod mount;
 mod names;
+mod overlay;
 mod power_cut;
 mod promise;
 mod random;

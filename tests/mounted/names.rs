@@ -111,6 +111,29 @@ pub fn rename(root: &Path) {
     assert!(at("b").exists() && at("b2").exists());
 }
 
+/// A rename that leaves a whiteout: a character device 0/0 where the source was.
+pub fn whiteout(root: &Path) {
+    let at = |name: &str| root.join(name);
+    let rename = |from: &str, to: &str, flags: RenameFlags| rustix::fs::renameat_with(CWD, at(from), CWD, at(to), flags);
+    fs::create_dir(at("to")).unwrap();
+    for name in ["a", "b", "c"] {
+        fs::write(at(name), name).unwrap();
+    }
+    rename("a", "to/a", RenameFlags::WHITEOUT).unwrap();
+    rename("b", "to/a", RenameFlags::WHITEOUT).unwrap();
+    assert_eq!(rename("c", "to/a", RenameFlags::WHITEOUT | RenameFlags::NOREPLACE), Err(Errno::EXIST));
+    rename("c", "to/c", RenameFlags::WHITEOUT | RenameFlags::NOREPLACE).unwrap();
+    assert_eq!(rename("to/c", "to/a", RenameFlags::WHITEOUT | RenameFlags::EXCHANGE), Err(Errno::INVAL));
+    for name in ["a", "b", "c"] {
+        let metadata = fs::symlink_metadata(at(name)).unwrap();
+        assert!(metadata.file_type().is_char_device() && metadata.rdev() == 0, "{name}: {metadata:?}");
+    }
+    assert_eq!(fs::read_to_string(at("to/a")).unwrap(), "b");
+    assert_eq!(fs::read_to_string(at("to/c")).unwrap(), "c");
+    fs::remove_file(at("a")).unwrap();
+    fs::write(at("a"), "new").unwrap();
+}
+
 /// One file with many names.
 pub fn hard_links(root: &Path) {
     fs::create_dir(root.join("other")).unwrap();

@@ -106,6 +106,7 @@ in_both_cache_modes![
     names::create_and_remove,
     names::errors,
     names::rename,
+    names::whiteout,
     names::hard_links,
     names::symbolic_links,
     names::ten_thousand_entries,

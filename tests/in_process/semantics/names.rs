@@ -3,7 +3,7 @@
 use super::{CALLER, Failing, REGULAR, Tree, assert_failures, no_value};
 use std::collections::BTreeMap;
 use sumfs::error::Error;
-use sumfs::fs::RenameMode;
+use sumfs::fs::{Caller, RenameMode};
 use sumfs::units::InodeNumber;
 
 const ROOT: InodeNumber = InodeNumber::ROOT;
@@ -144,6 +144,38 @@ fn a_moved_directory_knows_its_new_parent() {
     let b = tree.fs.lookup(ROOT, b"b").unwrap().inode;
     let y = tree.fs.lookup(b, b"file").unwrap().inode;
     assert_eq!(parent_in_listing(&tree, y), b);
+    tree.close();
+}
+
+#[test]
+fn a_rename_that_leaves_a_whiteout_is_one_step() {
+    let mut tree = Tree::new();
+    let (a, b) = (tree.directory(ROOT, "a"), tree.directory(ROOT, "b"));
+    let owner = Caller { uid: 7, gid: 8, pid: 9 };
+    let whiteout = |replaces| RenameMode::Whiteout { owner, replaces };
+    let (file, sub) = (tree.file(a, "file"), tree.directory(a, "sub"));
+    let replaced = tree.file(b, "moved");
+    let refused = tree.fs.rename(a, b"file", b, b"moved", whiteout(false));
+    assert!(matches!(refused, Err(Error::Exists)), "{refused:?}");
+    tree.fs.rename(a, b"file", b, b"moved", whiteout(true)).unwrap();
+    tree.fs.rename(a, b"sub", b, b"sub", whiteout(false)).unwrap();
+    // Inside a directory too, where the moved name keeps its cookie.
+    tree.fs.rename(b, b"moved", b, b"again", whiteout(false)).unwrap();
+    assert_eq!((tree.links(a), tree.links(b), tree.links(replaced)), (2, 3, 0));
+    for is_remounted in [false, true] {
+        let (a, b) = (tree.fs.lookup(ROOT, b"a").unwrap().inode, tree.fs.lookup(ROOT, b"b").unwrap().inode);
+        for (directory, name) in [(a, "file"), (a, "sub"), (b, "moved")] {
+            let found = tree.fs.lookup(directory, name.as_bytes()).unwrap();
+            assert_eq!((found.mode, found.rdev, found.links), (0o020_000, 0, 1), "{name}, remounted: {is_remounted}");
+            assert_eq!((found.uid, found.gid), (7, 8), "{name}");
+        }
+        assert_eq!(tree.fs.lookup(b, b"again").unwrap().inode, file);
+        assert_eq!(tree.fs.lookup(b, b"sub").unwrap().inode, sub);
+        assert_eq!((tree.names(a).len(), tree.names(b).len()), (2, 3));
+        if !is_remounted {
+            tree.remount();
+        }
+    }
     tree.close();
 }
 
