@@ -157,6 +157,11 @@ impl RankToken {
     pub fn new(rank: Rank) -> RankToken {
         RankToken(held::Token::new(rank))
     }
+
+    /// As `new`, for one more of several of this rank; the caller takes them in ascending order of inode numbers.
+    pub fn further(rank: Rank) -> RankToken {
+        RankToken(held::Token::further(rank))
+    }
 }
 
 /// A mutex with a rank.

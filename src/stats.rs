@@ -36,12 +36,13 @@ pub enum Operation {
     Listxattr,
     Removexattr,
     Fallocate,
+    CopyFileRange,
     Other,
 }
 
 impl Operation {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Operation; 25] = [
+    pub const ALL: [Operation; 26] = [
         Operation::Lookup,
         Operation::Forget,
         Operation::Getattr,
@@ -66,6 +67,7 @@ impl Operation {
         Operation::Listxattr,
         Operation::Removexattr,
         Operation::Fallocate,
+        Operation::CopyFileRange,
         Operation::Other,
     ];
 
@@ -96,6 +98,7 @@ impl Operation {
             Operation::Listxattr => "listxattr",
             Operation::Removexattr => "removexattr",
             Operation::Fallocate => "fallocate",
+            Operation::CopyFileRange => "copy_file_range",
             Operation::Other => "other",
         }
     }

@@ -92,7 +92,7 @@ pub struct FileExtents {
     pub(super) deltas: Vec<Delta>,
     pub(super) unwritten_change: i64,
     /// Blocks of all entries, loaded or not.
-    blocks: u64,
+    pub(super) blocks: u64,
     /// End of the written data that finished, or what truncate and fallocate set: the size that may be committed.
     size: u64,
     is_changed: bool,

@@ -6,6 +6,7 @@
 
 mod attributes;
 mod background;
+mod clone;
 mod inode;
 mod inode_table;
 mod layout;

@@ -56,8 +56,16 @@ impl RangeLock {
 
     /// Takes the range, waiting.
     pub fn lock(&self, range: Range<u64>, is_shared: bool) -> RangeGuard<'_> {
+        self.lock_as(RankToken::new(Rank::Content), range, is_shared)
+    }
+
+    /// Takes a range of one more file; the caller goes through them in ascending order of inode numbers.
+    pub fn lock_further(&self, range: Range<u64>, is_shared: bool) -> RangeGuard<'_> {
+        self.lock_as(RankToken::further(Rank::Content), range, is_shared)
+    }
+
+    fn lock_as(&self, token: RankToken, range: Range<u64>, is_shared: bool) -> RangeGuard<'_> {
         assert_may_wait("locking a range");
-        let token = RankToken::new(Rank::Content);
         let mut state = self.state.lock();
         let number = loop {
             match state.take(&range, is_shared) {

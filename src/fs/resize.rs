@@ -24,7 +24,7 @@ const STEP_BYTES: u64 = 16 << 20;
 
 /// What to do with the record that a truncation is under way.
 #[derive(Clone, Copy)]
-enum Mark {
+pub(super) enum Mark {
     Keep,
     Set { size: u64 },
     Clear,
@@ -85,7 +85,7 @@ impl Filesystem {
     }
 
     /// Changes the map, with `range` loaded, and collects it in the same batch.
-    fn change_map(
+    pub(super) fn change_map(
         &self,
         inode: &Arc<Inode>,
         file: &CachedFile,
@@ -116,7 +116,7 @@ impl Filesystem {
     }
 
     /// In the middle of a long change, with the range locked: a commit takes no range lock.
-    fn relieve_inside(&self) -> Result<()> {
+    pub(super) fn relieve_inside(&self) -> Result<()> {
         match self.meta.pressure() {
             Pressure::None => Ok(()),
             Pressure::Commit => self.commit_now(),

@@ -2,7 +2,7 @@
 //!
 //! What is left out on purpose answers ENOSYS once and the kernel never asks again: OPEN and OPENDIR (files need no handles, the
 //! node number says all), FLUSH (nothing to do at close), POLL (io_uring then runs O_DIRECT inline), LSEEK (under the writeback
-//! cache we do not know what is dirty in the kernel, and "all data" is right), ACCESS, BMAP, COPY_FILE_RANGE (the kernel copies).
+//! cache we do not know what is dirty in the kernel, and "all data" is right), ACCESS, BMAP.
 //!
 //! We are the only writer, so what the kernel knows stays true: attributes, entries and missing names live for a year.
 //! A panic in a handler drops its reply, which answers EIO, and latches the store read-only.
@@ -461,18 +461,25 @@ impl fuser::Filesystem for Adapter {
 
     fn copy_file_range(
         &self,
-        _request: &Request,
-        _from: INodeNo,
+        request: &Request,
+        from: INodeNo,
         _from_handle: FileHandle,
-        _from_offset: u64,
-        _to: INodeNo,
+        from_offset: u64,
+        to: INodeNo,
         _to_handle: FileHandle,
-        _to_offset: u64,
-        _length: u64,
+        to_offset: u64,
+        length: u64,
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        self.handle(Operation::Other, || reply.error(Errno::ENOSYS));
+        self.handle(Operation::CopyFileRange, || {
+            let (from, to) = ((inode(from), from_offset), (inode(to), to_offset));
+            match self.fs.copy_range(&caller(request), from, to, length) {
+                // One call shares much less than 4 GiB.
+                Ok(bytes) => reply.written(u32::try_from(bytes).unwrap_or(u32::MAX)),
+                Err(error) => reply.error(errno(&error)),
+            }
+        });
     }
 }
 

@@ -15,7 +15,7 @@ use sumfs::fs::{
     Attributes, Caller, FallocateMode, Filesystem, ReadFlags, RenameMode, SetAttributes, SetTime, WriteFlags, XattrMode,
 };
 use sumfs::lock::Wait;
-use sumfs::units::{InodeNumber, Timestamp};
+use sumfs::units::{BLOCK_SIZE, InodeNumber, Timestamp};
 
 const ROOT_CALLER: Caller = Caller { uid: 0, gid: 0, pid: 1 };
 const UMASK: u32 = 0o022;
@@ -82,6 +82,9 @@ impl Runner {
             Op::Read { file, place, len, direct, nowait } => self.read(file, place, len, direct, nowait),
             Op::SetSize { file, place } => self.set_size(file, place),
             Op::Fallocate { file, place, len, mode } => self.fallocate(file, place, len, mode),
+            Op::CopyRange { file, place, to, to_place, len, is_aligned } => {
+                self.copy_range((file, place), (to, to_place), len, is_aligned)
+            }
             Op::Rename { entry, directory, name, mode } => {
                 let to = (self.directory(directory), name_of(name));
                 self.rename(entry, to, mode)
@@ -311,6 +314,28 @@ impl Runner {
             self.touch(&[file]);
             let zeroes = !matches!(mode(), FallocateMode::Allocate | FallocateMode::AllocateKeepSize);
             self.effect.event = Some(Event::Allocated { file, offset, end: offset + len, zeroes });
+        }
+        Ok(())
+    }
+
+    fn copy_range(&mut self, from: (u64, Place), to: (u64, Place), len: u64, is_aligned: bool) -> Outcome {
+        let (Some(source), Some(target)) = (self.file(from.0), self.file(to.0)) else { return Ok(()) };
+        let unit = if is_aligned { BLOCK_SIZE } else { 1 };
+        let offset = |file, place| self.offset(file, place) / unit * unit;
+        let (offset, to) = (offset(source, from.1), offset(target, to.1));
+        let (from, into) = (self.hold(source)?, self.hold(target)?);
+        let found = self.fs.copy_range(&ROOT_CALLER, (from, offset), (into, to), len);
+        let mut next = self.model.clone();
+        let expected = next.copy_range((source, offset), (target, to), len);
+        let wanted = expected.as_ref().ok().copied();
+        if let Some(copied) = self.agree(found, next, expected.map(|_| ()))? {
+            if Some(copied) != wanted {
+                return Err(format!("{copied} bytes were copied, expected {wanted:?}"));
+            }
+            if copied > 0 {
+                self.touch(&[target]);
+                self.effect.event = Some(Event::Wrote { file: target, offset: to, end: to + copied, is_durable: false });
+            }
         }
         Ok(())
     }

@@ -99,6 +99,15 @@ pub enum Operation {
         len: u64,
         mode: u64,
     },
+    /// By sharing. `is_aligned`: both places are rounded down to whole blocks.
+    CopyRange {
+        file: u64,
+        place: Place,
+        to: u64,
+        to_place: Place,
+        len: u64,
+        is_aligned: bool,
+    },
     Rename {
         entry: u64,
         directory: u64,
@@ -230,7 +239,12 @@ fn names(random: &mut Random) -> Operation {
 fn data(random: &mut Random, mix: &Mix) -> Operation {
     let file = random.next();
     match random.below(100) {
-        0..55 => write(random, mix, file),
+        0..45 => write(random, mix, file),
+        45..55 => {
+            let (place, to_place) = (place(random, mix, false), place(random, mix, false));
+            let (len, is_aligned) = (length(random, mix, false), percent(random, 90));
+            Operation::CopyRange { file, place, to: random.next(), to_place, len, is_aligned }
+        }
         55..75 => {
             let direct = percent(random, 30);
             let len = length(random, mix, false) as usize;

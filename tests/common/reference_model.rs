@@ -318,6 +318,28 @@ impl Model {
         })
     }
 
+    /// Copies by sharing whole blocks; how many bytes.
+    pub fn copy_range(&mut self, from: (Id, u64), to: (Id, u64), len: u64) -> Result<u64, Refused> {
+        let (Some(source), Some(target)) = (self.require(from.0)?.file(), self.require(to.0)?.file()) else {
+            return refuse(&[Error::IsDirectory, Error::Invalid("")]);
+        };
+        let len = len.min(source.size().saturating_sub(from.1));
+        if from.0 == to.0 && from.1 < to.1 + len && to.1 < from.1 + len {
+            return refuse(&[Error::Invalid("")]);
+        }
+        // A block of the target cannot be partly shared and go on behind.
+        let shared = if to.1 + len >= target.size() { len } else { len / BLOCK_SIZE * BLOCK_SIZE };
+        let is_aligned = from.1.is_multiple_of(BLOCK_SIZE) && to.1.is_multiple_of(BLOCK_SIZE);
+        if len > 0 && (shared == 0 || !is_aligned) {
+            return refuse(&[Error::Unsupported]);
+        }
+        if shared > 0 {
+            let bytes = source.read(from.1, shared as usize);
+            self.write(to.0, to.1, &bytes)?;
+        }
+        Ok(shared)
+    }
+
     /// Sets permission bits.
     pub fn set_mode(&mut self, id: Id, mode: u32) {
         let node = self.change(id);

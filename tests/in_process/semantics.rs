@@ -2,6 +2,7 @@
 //! Permissions are not here: the kernel checks them (`default_permissions`).
 
 mod attributes;
+mod copies;
 mod names;
 mod space;
 mod xattrs;

@@ -2,6 +2,7 @@
 
 mod cli;
 mod content;
+mod copies;
 mod crash;
 mod damage;
 #[expect(dead_code, reason = "the workload here does only some of what can be judged")]

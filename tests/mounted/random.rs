@@ -11,7 +11,7 @@ mod file_bytes;
 use crate::content::{aligned, assert_same, pattern};
 use crate::mount::Mount;
 use file_bytes::FileBytes;
-use rustix::fs::{FallocateFlags, OFlags, fallocate};
+use rustix::fs::{FallocateFlags, OFlags, copy_file_range, fallocate};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
@@ -79,7 +79,7 @@ impl Tested {
         let at = random.below(FILE_BYTES_MAX);
         let length = 1 + random.below(OPERATION_BYTES_MAX);
         let whole = (at / BLOCK * BLOCK, length.next_multiple_of(BLOCK));
-        match random.below(20) {
+        match random.below(22) {
             0..=5 => self.write(false, at, length, random.next()),
             6..=8 => self.write(true, whole.0, whole.1, random.next()),
             9..=11 => self.read(false, at, length),
@@ -88,6 +88,8 @@ impl Tested {
             16 => self.fallocate(FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, length),
             17 => self.fallocate(FallocateFlags::ZERO_RANGE, at, length),
             18 => self.fallocate(FallocateFlags::empty(), at, length),
+            19 => self.copy(at, random.below(FILE_BYTES_MAX), length),
+            20 => self.copy(whole.0, random.below(FILE_BYTES_MAX) / BLOCK * BLOCK, length),
             _ => {
                 self.buffered.sync_data().unwrap();
                 "fdatasync".to_owned()
@@ -129,6 +131,21 @@ impl Tested {
             self.model.zero(at, at + length);
         }
         format!("fallocate {flags:?} of {length} bytes at {at}")
+    }
+
+    /// Inside the file: shared by the daemon, or copied by the kernel where the places are no whole blocks.
+    fn copy(&mut self, at: u64, to: u64, length: u64) -> String {
+        // Up to the end: a first part of a copy may move that on.
+        let bytes = self.model.read(at, length.min(at.abs_diff(to)) as usize);
+        let length = bytes.len();
+        let (mut from, mut into, mut left) = (at, to, length);
+        while left > 0 {
+            let copied = copy_file_range(&self.buffered, Some(&mut from), &self.buffered, Some(&mut into), left).unwrap();
+            assert!(copied > 0, "copy from {at} to {to} ended {left} bytes before the end of {length}");
+            left -= copied;
+        }
+        self.model.write(to, &bytes);
+        format!("copy of {length} bytes from {at} to {to}")
     }
 
     fn compare(&self, when: &str) {
