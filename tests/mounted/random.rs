@@ -4,13 +4,9 @@
 //!
 //! `SEED=n` repeats a run, `OPERATIONS=n` makes it longer.
 
-#[path = "../common/file_bytes.rs"]
-#[allow(dead_code)]
-mod file_bytes;
-
 use crate::content::{aligned, assert_same, pattern};
 use crate::mount::Mount;
-use file_bytes::FileBytes;
+use crate::reference_model::FileBytes;
 use rustix::fs::{FallocateFlags, OFlags, copy_file_range, fallocate};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
