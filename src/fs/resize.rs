@@ -127,6 +127,8 @@ impl Filesystem {
     /// Offset and end of the last mapped range, in memory or stored.
     fn last_mapped(&self, file: &CachedFile) -> Result<Option<(u64, u64)>> {
         let inode = file.inode;
+        // Memory first: a commit may collect the map and forget it at any moment, and then what was not stored before is.
+        let in_memory = file.extents.map.lock().last_entry();
         let stored = self.meta.last(&schema::items(inode, schema::Item::Map), &schema::items_end(inode, schema::Item::Map))?;
         let stored = match stored {
             Some((key, record)) => {
@@ -135,7 +137,6 @@ impl Filesystem {
             }
             None => None,
         };
-        let in_memory = file.extents.map.lock().last_entry();
         Ok(stored.max(in_memory))
     }
 
@@ -253,12 +254,13 @@ impl Filesystem {
 
     /// For huge ranges: where the step that holds the last mapped range before `end` begins; None when nothing is mapped.
     fn skip_hole(&self, file: &CachedFile, start: u64, end: u64) -> Result<Option<u64>> {
+        // In this order for the reason given in `last_mapped`.
+        let in_memory = file.extents.map.lock().overlapping(start, end).last().map(|(offset, _)| offset);
         let stored = self.meta.last(&schema::map(file.inode, start), &schema::map(file.inode, end))?;
         let stored = stored.and_then(|(key, _)| match schema::parse(&key) {
             Some(Parsed::Map { offset, .. }) => Some(offset),
             _ => None,
         });
-        let in_memory = file.extents.map.lock().overlapping(start, end).last().map(|(offset, _)| offset);
         Ok(stored.max(in_memory).map(|offset| start.max(offset / STEP_BYTES * STEP_BYTES)))
     }
 
