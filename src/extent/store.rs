@@ -4,10 +4,10 @@
 //! Runs come several at a time, as a pass gathered them: what the allocator placed side by side goes out in one vectored write
 //! (the plug of md-raid5 and the block layer, one level higher).
 
-use super::{ExtentFile, Extents, FileExtents};
+use super::{Dropped, ExtentFile, Extents, FileExtents};
 use crate::error::Result;
 use crate::space::allocator::Placement;
-use crate::units::{BLOCK, BLOCK_SIZE, BlockAddress, block_ceil};
+use crate::units::{BLOCK, BLOCK_SIZE, BlockAddress, block_ceil, blocks_for};
 use std::sync::atomic::Ordering;
 
 /// Attempts to write a run before the error stands.
@@ -133,12 +133,18 @@ impl Extents {
     /// The part is on the device: it becomes what the file has there.
     fn enter(&self, run: &DirtyRun<'_>, part: &Placed<'_>, sums: &[u32]) -> Result<()> {
         let at = run.offset + part.first as u64 * BLOCK_SIZE;
-        let length = (run.end - at).min(u64::from(part.count) * BLOCK_SIZE);
+        let length = run.end.saturating_sub(at).min(u64::from(part.count) * BLOCK_SIZE);
+        let kept = blocks_for(length);
         let sums = sums.get(part.first..part.first + part.count as usize).unwrap_or_default().into();
-        let dropped = {
+        let mut dropped = Dropped::default();
+        if kept > 0 {
             let mut map = FileExtents::lock_loaded(&run.file.map, &self.meta, at, at + block_ceil(length))?;
-            map.finish(at, length, part.address, sums, self.space.blocks_per_group())
-        };
+            dropped = map.finish(at, length, part.address, sums, self.space.blocks_per_group());
+        }
+        if kept < u64::from(part.count) {
+            // The file was truncated after the run was frozen.
+            dropped.fresh.push((part.address.plus(kept).0, part.count - kept as u32));
+        }
         self.release(dropped)?;
         self.stats.extents_written.fetch_add(1, Ordering::Relaxed);
         self.stats.blocks_written.fetch_add(u64::from(part.count), Ordering::Relaxed);
