@@ -5,6 +5,7 @@ MNT    ?= /mnt/sumfs
 PREFIX ?= /usr/local
 SEEDS  ?= 200
 CUTS   ?= 200
+SCHEDULES ?= 1000
 SECONDS ?= 60
 TARGET ?=
 # rustup's place is looked at too: sudo and su often leave it out of PATH.
@@ -13,7 +14,7 @@ TARGET_DIR ?= $(or $(CARGO_TARGET_DIR),target)
 SUMFS  := $(TARGET_DIR)/release/sumfs
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build test mounted crash powercut fuzz lint fmt bench install mount
+.PHONY: help deps build test mounted crash powercut fuzz shuttle stress lint fmt bench install mount
 
 # $(call need,COMMAND,DEBIAN PACKAGES): installs the packages unless the command is there.
 need = @command -v $(1) >/dev/null 2>&1 || { \
@@ -22,7 +23,7 @@ need = @command -v $(1) >/dev/null 2>&1 || { \
 	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(2); }
 
 help: ## List the targets
-	@echo "Targets (STORE=$(STORE) MNT=$(MNT) PREFIX=$(PREFIX) SEEDS=$(SEEDS) CUTS=$(CUTS) SECONDS=$(SECONDS)):"
+	@echo "Targets (STORE=$(STORE) MNT=$(MNT) PREFIX=$(PREFIX) SEEDS=$(SEEDS) CUTS=$(CUTS) SCHEDULES=$(SCHEDULES) SECONDS=$(SECONDS)):"
 	@sed -n 's/^\([a-z]*\):.*## /  \1	/p' $(MAKEFILE_LIST) | expand -t 14
 
 deps: ## Install what building needs (Debian packages by name; Rust must be there)
@@ -59,6 +60,14 @@ powercut: deps ## Only the power cuts of the whole program, on ext4; CUTS= says 
 fuzz: deps ## Hostile stores; SECONDS= for each target, TARGET= only one: superblock, label, record, journal, index, mount
 	FUZZ_SECONDS=$(SECONDS) FUZZ_TARGET=$(TARGET) CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS=true \
 		CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true $(CARGO) test --release --target-dir $(TARGET_DIR)/fuzz --test fuzz
+
+shuttle: deps ## Only the models of threads; SCHEDULES= says how many schedules each gets
+	CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true SCHEDULES=$(SCHEDULES) \
+		$(CARGO) test --release --target-dir $(TARGET_DIR)/shuttle --features shuttle --test shuttle
+
+stress: deps ## Only the stress of all operations at once, lock ranks asserted; SECONDS= says how long
+	CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true STRESS_SECONDS=$(SECONDS) \
+		$(CARGO) test --release --target-dir $(TARGET_DIR)/asserted --test in_process stress -- --nocapture
 
 lint: deps ## Formatting, clippy, documentation: no warning passes
 	$(CARGO) fmt --check

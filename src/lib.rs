@@ -20,5 +20,6 @@ pub mod lock;
 pub mod pool;
 pub mod stats;
 pub mod store;
+pub mod sync;
 pub mod sys;
 pub mod units;

@@ -4,7 +4,7 @@
 //! (`fs/range_lock.rs`) and may be held while waiting for ordered extents; everything above it is short and is never held
 //! across I/O or waiting.
 
-use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use crate::sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::ops::{Deref, DerefMut};
 
 /// May the caller be made to wait?
@@ -41,14 +41,26 @@ pub enum Rank {
 mod held {
     use super::Rank;
     use std::cell::{Cell, RefCell};
-    thread_local!(static RANKS: RefCell<Vec<Rank>> = const { RefCell::new(Vec::new()) });
+
+    #[cfg(not(feature = "shuttle"))]
+    thread_local! {
+        static RANKS: RefCell<Vec<Rank>> = const { RefCell::new(Vec::new()) };
+        static MAY_NOT_WAIT: Cell<bool> = const { Cell::new(false) };
+    }
+    // In a model all threads are one.
+    #[cfg(feature = "shuttle")]
+    shuttle::thread_local! {
+        static RANKS: RefCell<Vec<Rank>> = RefCell::new(Vec::new());
+        static MAY_NOT_WAIT: Cell<bool> = Cell::new(false);
+    }
 
     #[derive(Debug)]
     pub(super) struct Token(Rank);
 
     impl Token {
         pub(super) fn new(rank: Rank) -> Token {
-            RANKS.with_borrow(|ranks| {
+            RANKS.with(|ranks| {
+                let ranks = ranks.borrow();
                 let rises = ranks.iter().all(|held| *held < rank);
                 assert!(rises, "lock order: {rank:?} taken while holding {ranks:?}");
             });
@@ -56,7 +68,8 @@ mod held {
         }
 
         pub(super) fn further(rank: Rank) -> Token {
-            RANKS.with_borrow_mut(|ranks| {
+            RANKS.with(|ranks| {
+                let mut ranks = ranks.borrow_mut();
                 let rises = ranks.iter().all(|held| *held <= rank);
                 assert!(rises, "lock order: a further {rank:?} taken while holding {ranks:?}");
                 ranks.push(rank);
@@ -67,7 +80,8 @@ mod held {
 
     impl Drop for Token {
         fn drop(&mut self) {
-            RANKS.with_borrow_mut(|ranks| {
+            RANKS.with(|ranks| {
+                let mut ranks = ranks.borrow_mut();
                 if let Some(at) = ranks.iter().rposition(|rank| *rank == self.0) {
                     ranks.remove(at);
                 }
@@ -75,32 +89,31 @@ mod held {
         }
     }
 
-    thread_local!(static MAY_NOT_WAIT: Cell<bool> = const { Cell::new(false) });
-
     #[derive(Debug)]
     pub(super) struct NoWaiting;
 
     impl NoWaiting {
         pub(super) fn new() -> NoWaiting {
-            MAY_NOT_WAIT.set(true);
+            MAY_NOT_WAIT.with(|flag| flag.set(true));
             NoWaiting
         }
     }
 
     impl Drop for NoWaiting {
         fn drop(&mut self) {
-            MAY_NOT_WAIT.set(false);
+            MAY_NOT_WAIT.with(|flag| flag.set(false));
         }
     }
 
     /// Panics in an operation with `Wait::Never`.
     pub(super) fn assert_waiting_allowed(what: &str) {
-        assert!(!MAY_NOT_WAIT.get(), "{what} in an operation that must not wait");
+        assert!(!MAY_NOT_WAIT.with(Cell::get), "{what} in an operation that must not wait");
     }
 
     /// Panics when the thread holds a lock of the given rank or a later one.
     pub(super) fn assert_below(rank: Rank, what: &str) {
-        RANKS.with_borrow(|ranks| {
+        RANKS.with(|ranks| {
+            let ranks = ranks.borrow();
             assert!(ranks.iter().all(|held| *held < rank), "{what} while holding {ranks:?}");
         });
     }

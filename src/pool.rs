@@ -11,12 +11,12 @@
 
 use crate::error::{Error, Result};
 use crate::lock::assert_may_wait;
-use parking_lot::{Condvar, Mutex};
+use crate::sync::thread::{self, JoinHandle};
+use crate::sync::{Condvar, Mutex};
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 /// What a job costs at least, in bytes of the queue's bound.
 const JOB_BYTES_MIN: usize = 4096;
@@ -166,7 +166,7 @@ impl Pool {
         let mut pool = Pool { shared, budget, workers: Vec::with_capacity(threads) };
         for number in 0..threads.max(1) {
             let (shared, on_panic) = (pool.shared.clone(), on_panic.clone());
-            let worker = std::thread::Builder::new()
+            let worker = thread::Builder::new()
                 .name(format!("{name}-{number}"))
                 .spawn(move || work(&shared, &on_panic))
                 .map_err(|source| Error::io(format!("starting worker thread {name}-{number}"), source))?;

@@ -4,10 +4,10 @@ use super::segment::Segments;
 use crate::error::Error;
 use crate::extent::{ExtentFile, FileExtents};
 use crate::lock::{Rank, RankedGuard, RankedMutex};
+use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex};
 use crate::units::InodeNumber;
-use parking_lot::{Condvar, Mutex};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Segments and what is being written of them.
 #[derive(Debug, Default)]

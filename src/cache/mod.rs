@@ -16,9 +16,9 @@ pub use read::ReadData;
 use crate::error::Result;
 use crate::extent::Extents;
 use crate::stats::Stats;
-use parking_lot::{Condvar, Mutex};
+use crate::sync::{AtomicU64, Condvar, Mutex};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 

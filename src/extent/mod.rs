@@ -46,13 +46,13 @@ pub struct ExtentFile {
     /// Its map; rank Extents.
     pub map: RankedMutex<FileExtents>,
     /// Where its last writes went; a leaf but for the lock of the space.
-    pub(crate) windows: parking_lot::Mutex<windows::Windows>,
+    pub(crate) windows: crate::sync::Mutex<windows::Windows>,
 }
 
 impl ExtentFile {
     /// A file with this map.
     pub fn new(map: FileExtents) -> ExtentFile {
-        ExtentFile { inode: map.inode(), map: RankedMutex::new(Rank::Extents, map), windows: parking_lot::Mutex::default() }
+        ExtentFile { inode: map.inode(), map: RankedMutex::new(Rank::Extents, map), windows: crate::sync::Mutex::default() }
     }
 }
 

@@ -3,9 +3,9 @@
 
 use super::Filesystem;
 use crate::error::{Error, Result};
-use parking_lot::{Condvar, Mutex};
+use crate::sync::{AtomicBool, Condvar, Mutex};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Nothing arrived for so long: write back and commit.
@@ -103,7 +103,7 @@ impl Filesystem {
                     filesystem.latch(format!("the {name} thread failed"));
                 }
             };
-            let thread = std::thread::Builder::new().name(name.into()).spawn(run);
+            let thread = crate::sync::thread::Builder::new().name(name.into()).spawn(run);
             let thread = thread.map_err(|error| Error::io(format!("starting the {name} thread"), error))?;
             self.threads.lock().push(thread);
         }

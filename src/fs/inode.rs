@@ -7,9 +7,9 @@ use crate::cache::CachedFile;
 use crate::error::{Error, Result};
 use crate::lock::{Rank, RankedGuard, RankedMutex};
 use crate::meta::records::{FileKind, InodeRecord};
+use crate::sync::AtomicBool;
 use crate::units::{BLOCK_SIZE, InodeNumber, blocks_for};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 /// What the attributes lock protects.
 #[derive(Debug)]

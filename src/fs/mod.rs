@@ -13,7 +13,7 @@ mod layout;
 mod listing;
 mod names;
 mod open;
-mod range_lock;
+pub mod range_lock;
 mod read;
 mod reaper;
 mod rename;
@@ -36,13 +36,13 @@ use crate::meta::{Metadata, Pressure};
 use crate::space::Space;
 use crate::space::pace::Direction;
 use crate::stats::Stats;
+use crate::sync::{AtomicBool, AtomicU64, Mutex};
 use crate::units::InodeNumber;
 use inode::Inode;
 use inode_table::InodeTable;
-use parking_lot::Mutex;
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Longest name in bytes.
 pub const NAME_BYTES_MAX: usize = 255;
@@ -68,7 +68,7 @@ pub struct Filesystem {
     /// Counts changes: idleness is when it stands still.
     activity: AtomicU64,
     signals: background::Signals,
-    threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
+    threads: Mutex<Vec<crate::sync::thread::JoinHandle<()>>>,
     superblock: Mutex<Superblock>,
     superblock_disk: Arc<dyn Disk>,
     /// Device addresses of damaged blocks that were reported already.

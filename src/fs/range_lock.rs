@@ -2,7 +2,7 @@
 //! Held across device I/O and while waiting for ordered extents; nothing that finishes an ordered extent needs one.
 
 use crate::lock::{Rank, RankToken, assert_may_wait};
-use parking_lot::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex};
 use std::ops::Range;
 
 #[derive(Debug)]

@@ -84,7 +84,7 @@ impl Filesystem {
     }
 
     fn commit_with(&self, writes_all: bool) -> Result<()> {
-        let (sender, receiver) = crossbeam::channel::bounded(1);
+        let (sender, receiver) = crate::sync::channel::bounded(1);
         let done = move |result| {
             // The receiver lives until it has the answer.
             let _sent = sender.send(result);

@@ -4,8 +4,8 @@
 //! Reads belong to one stream while each begins where the one before ended and at least one is not answered. Others stand alone.
 //! One short lock, held neither while answering nor while anything is read.
 
+use crate::sync::Mutex;
 use crate::units::InodeNumber;
-use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 

@@ -2,9 +2,9 @@
 //! stays; a latch never opens again while the store is mounted.
 
 use crate::error::{Error, Result};
-use parking_lot::Mutex;
+use crate::sync::{AtomicBool, Mutex};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 type Hook = Box<dyn Fn(&str) + Send + Sync>;
 

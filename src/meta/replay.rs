@@ -11,9 +11,9 @@ use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::space::Space;
 use crate::stats::Stats;
-use parking_lot::Mutex;
+use crate::sync::{AtomicBool, AtomicU64, Mutex};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 /// A data device: id, disk, and the byte range in which groups may lie.
 pub type DeviceArea = (u32, Arc<dyn Disk>, (u64, u64));

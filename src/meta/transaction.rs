@@ -14,10 +14,10 @@ use super::schema::Key;
 use crate::error::Result;
 use crate::space::Space;
 use crate::stats::Stats;
+use crate::sync::{AtomicBool, AtomicU64, Mutex};
 use crate::units::InodeNumber;
-use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Owned by the commit role.
 #[derive(Debug)]

@@ -8,10 +8,10 @@ use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::lock::{Rank, RankedMutex, assert_may_wait};
 use crate::meta::records::{GroupRecord, PROFILE_SINGLE};
+use crate::sync::AtomicBool;
 use crate::units::{BLOCK_SIZE, BlockAddress};
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 /// The most groups of a store: 1 PiB in groups of the usual size. Each takes memory, open or not.
 const GROUPS_MAX: u64 = 1 << 22;
@@ -54,7 +54,7 @@ pub struct Space {
     pub(super) blocks_per_group: u64,
     pub(super) state: RankedMutex<State>,
     pub(super) pinned: Arc<Pinned>,
-    is_opening: parking_lot::Mutex<()>,
+    is_opening: crate::sync::Mutex<()>,
     /// How quick the devices are.
     pub pace: Pace,
 }
@@ -133,7 +133,7 @@ impl Space {
             blocks_per_group: u64::from(blocks_per_group),
             state: RankedMutex::new(Rank::Space, state),
             pinned: Arc::default(),
-            is_opening: parking_lot::Mutex::new(()),
+            is_opening: crate::sync::Mutex::new(()),
             pace: Pace::default(),
         })
     }
@@ -196,7 +196,7 @@ impl Space {
 
     /// Finds a place for one more group and makes the host allocate it (slow). None when there is no place; an error when the
     /// host has no room. The caller records it, then calls `add_group`. One caller at a time keeps the guard until then.
-    pub fn prepare_group(&self) -> Result<Option<(NewGroup, parking_lot::MutexGuard<'_, ()>)>> {
+    pub fn prepare_group(&self) -> Result<Option<(NewGroup, crate::sync::MutexGuard<'_, ()>)>> {
         assert_may_wait("opening a group");
         let opening = self.is_opening.lock();
         let (number, slot) = {

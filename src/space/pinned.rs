@@ -1,7 +1,7 @@
 //! Freed blocks that may not be used again yet (D3): the transaction that freed them is durable, but a read that began before
 //! may still be under way. Reads hold an [`EpochGuard`]; frees carry the epoch at which they became final.
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
 

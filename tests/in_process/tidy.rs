@@ -30,7 +30,7 @@ const NARROW: [(&str, &str, &[&str]); 4] = [
 ];
 
 /// Used by everybody; use each other only.
-const SHARED: [&str; 7] = ["error", "units", "lock", "pool", "stats", "clock", "sys"];
+const SHARED: [&str; 8] = ["error", "units", "lock", "sync", "pool", "stats", "clock", "sys"];
 
 /// Files that may say `unsafe`; the benchmark because handing buffers to a ring is.
 const UNSAFE_FILES: [&str; 3] = ["src/disk/buffer.rs", "src/sys.rs", "tests/bench/submission.rs"];
