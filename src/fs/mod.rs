@@ -156,10 +156,20 @@ impl Filesystem {
 
     /// Puts the inode on the list for the next commit.
     fn list(&self, inode: &Arc<Inode>) {
-        if !inode.is_listed.swap(true, Ordering::AcqRel) {
-            self.listed.lock().push(inode.clone());
-        }
+        self.enlist(inode);
         self.note_activity();
+    }
+
+    /// The flag goes up in the same step in which the inode comes on the list: who sees it up, and asks for a sync, relies on the
+    /// inode being there.
+    fn enlist(&self, inode: &Arc<Inode>) {
+        if inode.is_listed.load(Ordering::Acquire) {
+            return;
+        }
+        let mut listed = self.listed.lock();
+        if !inode.is_listed.swap(true, Ordering::AcqRel) {
+            listed.push(inode.clone());
+        }
     }
 
     /// Space for statfs: what can really be written.

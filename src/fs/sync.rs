@@ -156,9 +156,7 @@ impl Filesystem {
             }
         }
         for inode in still_dirty {
-            if !inode.is_listed.swap(true, Ordering::AcqRel) {
-                self.listed.lock().push(inode);
-            }
+            self.enlist(&inode);
         }
         result?;
         self.meta.commit()?;
