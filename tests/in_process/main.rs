@@ -30,4 +30,5 @@ mod nowait;
 mod panics;
 mod paths;
 mod semantics;
+mod stress;
 mod tidy;
