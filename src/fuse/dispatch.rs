@@ -141,15 +141,16 @@ impl Dispatcher {
             }
         };
         let refused = Instant::now();
-        let is_ordered = read.size >= LARGE_BYTES && fs.options().read_order == ReadOrder::Submitted;
-        let ticket = if is_ordered { self.streams.enter(read.inode, read.offset, read.size) } else { None };
-        let done = move |result| match ticket {
-            Some(ticket) => ticket.answer(move || done(result)),
-            None => done(result),
-        };
         if self.may_wait_here(Some(reason), self.is_quick(reason, read.size)) {
             self.context.read(read, refused, done);
         } else {
+            // Reading threads take requests in order and end nearly so; workers of a slow device may not.
+            let is_ordered = read.size >= LARGE_BYTES && fs.options().read_order == ReadOrder::Submitted;
+            let ticket = if is_ordered { self.streams.enter(read.inode, read.offset, read.size) } else { None };
+            let done = move |result| match ticket {
+                Some(ticket) => ticket.answer(move || done(result)),
+                None => done(result),
+            };
             let context = self.context.clone();
             self.hand_over(read.inode, 0, || (), move |()| context.read(read, refused, done));
         }
