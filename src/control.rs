@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::fs::{DirBuilder, File};
+use std::fs::DirBuilder;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -162,60 +162,20 @@ impl Drop for Server {
 }
 
 fn accept_loop(shared: &Arc<Shared>) {
-    // Given up for a moment when there is no other file descriptor, so that who calls gets an answer and does not wait for ever.
-    let mut spare = spare_descriptor();
-    let mut was_said = false;
     loop {
         let accepted = shared.listener.accept();
         if shared.stopping.load(Ordering::SeqCst) {
             return;
         }
         match accepted {
-            Ok((stream, _)) => {
-                was_said = false;
-                begin(shared, stream);
-            }
+            Ok((stream, _)) => begin(shared, stream),
             Err(error) => {
-                if !std::mem::replace(&mut was_said, true) {
-                    tracing::warn!("control socket: {error}");
-                }
-                // Without a descriptor accept fails at once, whether somebody calls or not.
-                wait_for_caller(&shared.listener);
-                if !shared.stopping.load(Ordering::SeqCst) && !turn_away(&shared.listener, &mut spare) {
-                    std::thread::sleep(Duration::from_millis(200));
-                }
+                tracing::warn!("control socket: {error}");
+                // Out of file descriptors, most likely; that passes.
+                std::thread::sleep(Duration::from_millis(200));
             }
         }
     }
-}
-
-/// Returns as well when the listener is shut down.
-fn wait_for_caller(listener: &UnixListener) {
-    let mut polled = [rustix::event::PollFd::new(listener, rustix::event::PollFlags::IN)];
-    rustix::event::poll(&mut polled, None).ok();
-}
-
-fn spare_descriptor() -> Option<File> {
-    File::open("/dev/null").ok()
-}
-
-/// Out of file descriptors, most likely: tells one who calls, with the help of the spare one. False when that was not possible.
-fn turn_away(listener: &UnixListener, spare: &mut Option<File>) -> bool {
-    let had_spare = spare.take().is_some();
-    // Whoever called may be gone again, or another thread may have been quicker to take the descriptor.
-    let is_set = had_spare && listener.set_nonblocking(true).is_ok();
-    let accepted = if is_set { listener.accept().ok() } else { None };
-    listener.set_nonblocking(false).ok();
-    if let Some((stream, _)) = &accepted {
-        // A peer that we leave in the middle of its request would see that and not the reply.
-        let request = receive(stream);
-        let message = request.err().unwrap_or_else(|| "the daemon is out of file descriptors; try again".to_owned());
-        send(stream, &json!({ "error": message }));
-    }
-    let was_told = accepted.is_some();
-    drop(accepted);
-    *spare = spare_descriptor();
-    was_told
 }
 
 /// Gives the connection a thread of its own, so that a slow sync or a silent client holds up nobody.

@@ -72,11 +72,7 @@ pub fn require_root_and_fuse() {
 
 /// A directory that other users may enter too; removed when dropped.
 pub fn scratch() -> TempDir {
-    scratch_in(&std::env::temp_dir())
-}
-
-fn scratch_in(place: &Path) -> TempDir {
-    let directory = tempfile::Builder::new().prefix("sumfs-test-").tempdir_in(place).unwrap();
+    let directory = tempfile::Builder::new().prefix("sumfs-test-").tempdir().unwrap();
     std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     directory
 }
@@ -98,21 +94,8 @@ impl Mount {
 
     /// Makes a store of `size` and mounts it.
     pub fn with_size(size: &str, options: &str) -> Mount {
-        Mount::in_directory(scratch(), size, options)
-    }
-
-    /// The same in a directory that is not in memory: the pages of a tmpfs count as memory of who writes them.
-    pub fn on_disk(size: &str, options: &str) -> Mount {
-        const TMPFS_MAGIC: i64 = 0x0102_1994;
-        let places = [std::env::temp_dir(), PathBuf::from("/var/tmp")];
-        let is_on_disk = |place: &&PathBuf| rustix::fs::statfs(*place).is_ok_and(|status| status.f_type != TMPFS_MAGIC);
-        let place = places.iter().find(is_on_disk).expect("this test needs a place on a disk: TMPDIR and /var/tmp are on tmpfs");
-        Mount::in_directory(scratch_in(place), size, options)
-    }
-
-    fn in_directory(directory: TempDir, size: &str, options: &str) -> Mount {
         require_root_and_fuse();
-        let mut mount = Mount { options: options.to_owned(), mounted: false, directory };
+        let mut mount = Mount { options: options.to_owned(), mounted: false, directory: scratch() };
         std::fs::create_dir(mount.path()).unwrap();
         let store = mount.store();
         sumfs(&[OsStr::new("mkfs"), store.as_os_str(), OsStr::new("--size"), OsStr::new(size)]).expect_success();

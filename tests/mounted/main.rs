@@ -26,7 +26,6 @@ mod recording_file;
 #[expect(dead_code, reason = "the workload here needs only some of what the model knows")]
 #[path = "../common/reference_model.rs"]
 mod reference_model;
-mod scarcity;
 mod smoke;
 mod work;
 mod writers;
