@@ -159,7 +159,7 @@ impl Cache {
         }
     }
 
-    /// Forgets everything that is cached of a file that is going away; dirty data is lost, its space released.
+    /// Forgets what is cached of a range, once nothing of it is in flight; dirty data is lost, its space released.
     pub fn discard(&self, file: &CachedFile, range: std::ops::Range<u64>) {
         let (dirty, before, after) = {
             let mut content = file.lock_settled(&range);

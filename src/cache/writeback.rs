@@ -194,7 +194,6 @@ impl Cache {
     pub fn write_through(&self, file: &Arc<CachedFile>, offset: u64, data: &[u8]) -> Result<()> {
         let end = offset + data.len() as u64;
         debug_assert!(offset.is_multiple_of(BLOCK_SIZE) && (data.len() as u64).is_multiple_of(BLOCK_SIZE));
-        file.wait_in_flight(offset..end);
         self.discard(file, offset..end);
         let file_size = file.size().max(end);
         let run = DirtyRun { file: &file.extents, offset, end, slices: vec![data], file_size };

@@ -55,7 +55,6 @@ impl Filesystem {
             }
         }
         if let Some(file) = &inode.file {
-            file.wait_in_flight(0..u64::MAX);
             self.cache.discard(file, 0..u64::MAX);
             file.set_size(0);
             self.drop_behind(inode, file, 0, None)?;

@@ -239,7 +239,6 @@ impl Filesystem {
             } else {
                 begin
             };
-            file.wait_in_flight(begin..end);
             self.cache.discard(file, begin..end);
             self.change_map(inode, file, begin..end, Mark::Keep, |map| {
                 // Dirty data that made the file longer may have been in the way: its length stays.
