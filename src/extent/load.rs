@@ -172,14 +172,11 @@ impl Extents {
 
     /// How many of the first parts are read in one call: neighbours in a group that stay warm together.
     fn batch(&self, parts: &[Part<'_>]) -> usize {
-        let group = self.space.blocks_per_group();
         let mut bytes = parts.first().map_or(0, |part| part.target.len());
         let pairs = parts.windows(2).take_while(|pair| {
             let [one, next] = pair else { return false };
             bytes += next.target.len();
-            one.address.plus((one.target.len() / BLOCK) as u64) == next.address
-                && one.address.0 / group == next.address.0 / group
-                && bytes <= WARM_BYTES
+            self.space.are_neighbours(one.address, (one.target.len() / BLOCK) as u64, next.address) && bytes <= WARM_BYTES
         });
         1 + pairs.count()
     }

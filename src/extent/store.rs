@@ -72,7 +72,9 @@ impl Extents {
         }
         placed.sort_unstable_by_key(|part| part.address);
         let mut written = Vec::with_capacity(placed.len());
-        for neighbours in placed.chunk_by(|one, next| self.are_neighbours(one, next)) {
+        let are_neighbours =
+            |one: &Placed<'_>, next: &Placed<'_>| self.space.are_neighbours(one.address, u64::from(one.count), next.address);
+        for neighbours in placed.chunk_by(are_neighbours) {
             self.write_neighbours(neighbours, &mut written, &mut outcomes);
         }
         written.sort_unstable_by_key(|part| (part.run, part.first));
@@ -105,11 +107,6 @@ impl Extents {
             first = upto;
         }
         Ok(())
-    }
-
-    fn are_neighbours(&self, one: &Placed<'_>, next: &Placed<'_>) -> bool {
-        let group = self.space.blocks_per_group();
-        one.address.plus(u64::from(one.count)) == next.address && one.address.0 / group == next.address.0 / group
     }
 
     /// Parts that lie one behind the other, in one call. When that fails each is tried alone, and elsewhere.

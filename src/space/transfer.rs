@@ -24,6 +24,11 @@ impl Space {
         Ok(Place { device: group.device, offset: group.device_offset + u64::from(in_group) * BLOCK_SIZE })
     }
 
+    /// Do `blocks` from `first` on and what begins at `next` lie one behind the other, so that one transfer may take both?
+    pub fn are_neighbours(&self, first: BlockAddress, blocks: u64, next: BlockAddress) -> bool {
+        first.plus(blocks) == next && first.0 / self.blocks_per_group == next.0 / self.blocks_per_group
+    }
+
     fn locate(&self, block: BlockAddress, bytes: usize) -> Result<(&Device, u64)> {
         if block.0 % self.blocks_per_group + bytes as u64 / BLOCK_SIZE > self.blocks_per_group {
             return Err(Error::corrupt(format!("an extent at block {block} crosses the end of its group")));
