@@ -216,7 +216,7 @@ pub struct Mounted {
     pub options: String,
     /// The type with the subtype.
     pub file_system_type: String,
-    /// What: for a sumfs mount the store's path.
+    /// What: for a sumfs mount the store's path, or the name that `fsname=` gave it.
     pub source: PathBuf,
 }
 

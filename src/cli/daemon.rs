@@ -133,7 +133,7 @@ fn session_options(plan: &Plan) -> SessionOptions {
         exec: options.exec,
         noatime: matches!(options.filesystem.access_times, AccessTimes::Noatime),
         synchronous: options.synchronous,
-        source: plan.store.to_string_lossy().into_owned(),
+        source: options.source_name.clone().unwrap_or_else(|| plan.store.to_string_lossy().into_owned()),
         threads: options.threads,
         nowait: options.filesystem.nowait,
         ..SessionOptions::default()

@@ -72,12 +72,13 @@ pub struct Plan {
 
 /// Mounts.
 pub fn run(arguments: &Arguments) -> Outcome {
-    let plan = plan(arguments)?;
+    let options = MountOptions::parse(&arguments.options, arguments.sloppy)?;
+    if options.remount {
+        return remount(arguments, &options);
+    }
+    let plan = plan(arguments, options)?;
     if arguments.fake {
         return Ok(0);
-    }
-    if plan.options.remount {
-        return remount(&plan);
     }
     if let Some(mount) = mountinfo::mount_of_store(&plan.store).or_code(CODE_FAILED)? {
         let (store, at) = (plan.store.display(), mount.mountpoint.display());
@@ -97,11 +98,9 @@ pub fn run(arguments: &Arguments) -> Outcome {
 }
 
 /// Everything that can be found wrong before anything is touched.
-fn plan(arguments: &Arguments) -> Result<Plan, Failure> {
-    let mut options = MountOptions::parse(&arguments.options, arguments.sloppy)?;
+fn plan(arguments: &Arguments, mut options: MountOptions) -> Result<Plan, Failure> {
     let failed = |message: String| Failure::new(CODE_FAILED, message);
-    let mountpoint = existing_directory(&arguments.mountpoint)
-        .map_err(|why| failed(format!("mount point {}: {why}", arguments.mountpoint.display())))?;
+    let mountpoint = existing_mountpoint(&arguments.mountpoint)?;
     let store =
         existing_directory(&arguments.store).map_err(|why| failed(format!("store {}: {why}", arguments.store.display())))?;
     if store.starts_with(&mountpoint) {
@@ -126,6 +125,10 @@ fn plan(arguments: &Arguments) -> Result<Plan, Failure> {
         options.log = Some(log);
     }
     Ok(Plan { store, mountpoint, options, daemon: arguments.daemon })
+}
+
+fn existing_mountpoint(path: &Path) -> Result<PathBuf, Failure> {
+    existing_directory(path).map_err(|why| Failure::new(CODE_FAILED, format!("mount point {}: {why}", path.display())))
 }
 
 /// The directory's absolute path, or what is wrong with it and what to do.
@@ -178,17 +181,24 @@ fn wait_until_usable(mut daemon: Child) -> Result<(), Failure> {
     Err(Failure::new(code.unwrap_or(CODE_FAILED), message))
 }
 
-/// `-o remount`: the kernel keeps the flags of a mount, the daemon has no part in it.
-fn remount(plan: &Plan) -> Outcome {
-    let at = plan.mountpoint.display();
-    let entry = mountinfo::mount_at(&plan.mountpoint).or_code(CODE_FAILED)?.filter(mountinfo::is_sumfs);
-    if entry.is_none_or(|entry| entry.source != plan.store) {
+/// `-o remount`: the kernel keeps the flags of a mount, the daemon has no part in it. mount(8), told only the mount point, names what
+/// the list of mounts shows, which with `fsname=` is no path.
+fn remount(arguments: &Arguments, options: &MountOptions) -> Outcome {
+    let mountpoint = existing_mountpoint(&arguments.mountpoint)?;
+    let at = mountpoint.display();
+    let entry = mountinfo::mount_at(&mountpoint).or_code(CODE_FAILED)?.filter(mountinfo::is_sumfs);
+    let is_named = entry.is_some_and(|entry| entry.source == arguments.store);
+    if !is_named && mountinfo::mount_of_store(&arguments.store).ok().flatten().is_none_or(|mount| mount.mountpoint != mountpoint)
+    {
         return Err(Failure::new(
             CODE_FAILED,
-            format!("{} is not mounted at {at}; mount it without the option remount", plan.store.display()),
+            format!("{} is not mounted at {at}; mount it without the option remount", arguments.store.display()),
         ));
     }
-    rustix::mount::mount_remount(&plan.mountpoint, plan.options.mount_flags(), "")
+    if arguments.fake {
+        return Ok(0);
+    }
+    rustix::mount::mount_remount(&mountpoint, options.mount_flags(), "")
         .map_err(|error| Failure::new(CODE_FAILED, format!("remounting {at}: {error}")))?;
     Ok(0)
 }

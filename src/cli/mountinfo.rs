@@ -31,7 +31,28 @@ pub fn mount_at(mountpoint: &Path) -> Result<Option<Mounted>> {
 /// Where the store at `store` is mounted.
 pub fn mount_of_store(store: &Path) -> Result<Option<Mounted>> {
     let wanted = absolute(store)?;
-    Ok(mounts()?.into_iter().rfind(|mount| is_sumfs(mount) && mount.source == wanted))
+    let mut mounts: Vec<Mounted> = mounts()?.into_iter().filter(is_sumfs).collect();
+    if let Some(at) = mounts.iter().rposition(|mount| mount.source == wanted) {
+        return Ok(Some(mounts.swap_remove(at)));
+    }
+    mounts.retain(has_name);
+    if mounts.is_empty() {
+        return Ok(None);
+    }
+    // What is no store is mounted nowhere.
+    let mountpoint = StoreDirectory::read_uuid(&wanted).ok().and_then(|uuid| served_at(&uuid));
+    Ok(mounts.into_iter().rfind(|mount| mountpoint.as_ref() == Some(&mount.mountpoint)))
+}
+
+/// Does it show a name (`fsname=`) instead of its store's path?
+fn has_name(mount: &Mounted) -> bool {
+    !mount.source.is_absolute()
+}
+
+/// Where the daemon of this store, if there is one, says it has mounted it.
+fn served_at(uuid: &uuid::Uuid) -> Option<PathBuf> {
+    let info = Pending::send(uuid, Command::Info).ok()??.reply(Some(ANSWER_TIMEOUT)).ok()?;
+    info.get("mountpoint").and_then(serde_json::Value::as_str).map(PathBuf::from)
 }
 
 /// The sumfs mount at `mountpoint`, or why there is none and what to do.
@@ -53,15 +74,17 @@ pub fn sumfs_mount(mountpoint: &Path) -> std::result::Result<Mounted, Failure> {
     }
 }
 
-/// The UUID of a mounted store. The list of mounts goes on naming the directory that was mounted: of one that was moved meanwhile the
-/// daemon is found by asking all for their mount points.
+/// The UUID of a mounted store. The list of mounts goes on naming the directory that was mounted: of one that was moved meanwhile, or
+/// that has a name there instead, the daemon is found by asking all for their mount points.
 pub fn store_uuid(mount: &Mounted) -> Result<uuid::Uuid> {
-    let is_this = |uuid: &uuid::Uuid| {
-        let mut info = Pending::send(uuid, Command::Info).ok()??.reply(Some(ANSWER_TIMEOUT)).ok()?;
-        let mountpoint = info.get_mut("mountpoint").map(serde_json::Value::take)?;
-        (mountpoint.as_str()? == mount.mountpoint.to_string_lossy()).then_some(*uuid)
+    let is_this = |uuid: &uuid::Uuid| served_at(uuid).as_ref() == Some(&mount.mountpoint);
+    let named = if has_name(mount) {
+        let (name, at) = (mount.source.display(), mount.mountpoint.display());
+        Err(Error::usage(format!("no daemon here says that it serves {at} ({name})")))
+    } else {
+        StoreDirectory::read_uuid(&mount.source)
     };
-    StoreDirectory::read_uuid(&mount.source).or_else(|error| control::known_stores().iter().find_map(is_this).ok_or(error))
+    named.or_else(|error| control::known_stores().into_iter().find(is_this).ok_or(error))
 }
 
 /// The path without links, dots and a trailing slash. Its last part is not looked at when that fails: a dead mount point must be

@@ -9,7 +9,7 @@ use crate::sys::MountFlags;
 use std::path::PathBuf;
 
 /// Our options and one line about each.
-pub const OPTIONS: [(&str, &str); 14] = [
+pub const OPTIONS: [(&str, &str); 15] = [
     ("ro | rw", "read-only changes no byte of the store"),
     ("cache=writeback|none", "who holds written data first: the kernel's page cache, or the daemon"),
     ("cache-size=SIZE", "memory for the daemon's caches (256M)"),
@@ -28,6 +28,7 @@ pub const OPTIONS: [(&str, &str); 14] = [
     ("allow_other | noallow_other", "other users may enter (root: allow_other)"),
     ("threads=N", "threads that read requests from the kernel"),
     ("log=FILE", "where the daemon's messages go, instead of syslog"),
+    ("fsname=NAME", "what the list of mounts shows as the source, instead of the store's path"),
     ("suid | nosuid, dev | nodev, exec | noexec, sync", "as for every file system"),
     ("remount", "with ro, rw, nosuid and so on: change a mount that exists"),
 ];
@@ -57,8 +58,7 @@ const IGNORED: [&str; 20] = [
 ];
 
 /// Options with a value that are taken and ignored; `x-anything` too. A remount hands back what the list of mounts shows.
-const IGNORED_WITH_VALUE: [&str; 9] =
-    ["user", "uhelper", "comment", "fsname", "subtype", "user_id", "group_id", "max_read", "blksize"];
+const IGNORED_WITH_VALUE: [&str; 8] = ["user", "uhelper", "comment", "subtype", "user_id", "group_id", "max_read", "blksize"];
 
 /// What the `-o` lists say.
 #[derive(Clone, Debug)]
@@ -73,6 +73,8 @@ pub struct MountOptions {
     pub threads: Option<usize>,
     /// The log file.
     pub log: Option<PathBuf>,
+    /// The source that the list of mounts shows; None: the store's path.
+    pub source_name: Option<String>,
     /// Obey set-user-id bits.
     pub suid: bool,
     /// Obey device nodes.
@@ -93,6 +95,7 @@ impl Default for MountOptions {
             allow_other: None,
             threads: None,
             log: None,
+            source_name: None,
             suid: true,
             dev: true,
             exec: true,
@@ -206,6 +209,11 @@ impl MountOptions {
             }
             "log" if value.is_empty() => return Err(wrong("the name of a file is missing")),
             "log" => self.log = Some(PathBuf::from(value)),
+            // A path there names the store: another one would be taken for it.
+            "fsname" if value.is_empty() || value.starts_with('/') => {
+                return Err(wrong("must be a name, not empty and not a path"));
+            }
+            "fsname" => self.source_name = Some(value.to_owned()),
             _ => return Ok(IGNORED_WITH_VALUE.contains(&name) || name.starts_with("x-")),
         }
         Ok(true)
@@ -237,7 +245,7 @@ mod tests {
     #[test]
     fn every_option_of_the_file_system() {
         let options = parse(
-            "ro,cache=none,cache-size=64M,commit=0.5,nowait=off,wait-inline=idle,csum-inline=16K,read-order=reversed,noatime,allow_other,threads=3,log=/var/log/s,nosuid,nodev,noexec,sync",
+            "ro,cache=none,cache-size=64M,commit=0.5,nowait=off,wait-inline=idle,csum-inline=16K,read-order=reversed,noatime,allow_other,threads=3,log=/var/log/s,fsname=data,nosuid,nodev,noexec,sync",
         )
         .unwrap();
         assert!(options.filesystem.read_only && !options.filesystem.nowait && options.synchronous);
@@ -250,6 +258,7 @@ mod tests {
         assert!(matches!(options.cache, CacheMode::None));
         assert_eq!((options.allow_other, options.threads), (Some(true), Some(3)));
         assert_eq!(options.log, Some(PathBuf::from("/var/log/s")));
+        assert_eq!(options.source_name.as_deref(), Some("data"));
         assert!(!options.suid && !options.dev && !options.exec);
     }
 
@@ -291,6 +300,7 @@ mod tests {
             ("threads=0", "1 to 256"),
             ("csum-inline=big", "64M"),
             ("log=", "missing"),
+            ("fsname=/dev/sdb", "not a path"),
         ] {
             let failure = parse(option).unwrap_err();
             assert!(failure.message.contains(option) && failure.message.contains(hint), "{}", failure.message);

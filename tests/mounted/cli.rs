@@ -266,6 +266,36 @@ fn remounting_changes_the_flags() {
     place.mount(&["-o", "remount,ro"]).expect_failure(32, &["not mounted"]);
 }
 
+/// With `fsname=` the list of mounts shows a name; everything still finds the mount by its store, and umount(8) by the name.
+#[test]
+fn a_mount_with_a_name() {
+    let place = Place::new();
+    let (store, mountpoint) = (place.store(), place.mountpoint());
+    let name = format!("named-{}", std::process::id());
+    place.mount(&["-o", "fsname=/dev/sdb"]).expect_failure(1, &["fsname", "not a path"]);
+    place.mount(&["-o", &format!("fsname={name}")]).expect_success();
+    let listed = fs::read_to_string("/proc/self/mounts").unwrap();
+    assert!(listed.contains(&format!("{name} {} fuse.sumfs", text(&mountpoint))), "{listed}");
+    for target in [&store, &mountpoint] {
+        let info = sumfs(&["info", text(target)]).expect_success();
+        assert!(info.stdout.contains(text(&store)) && info.stdout.contains(text(&mountpoint)), "{info:?}");
+    }
+    sumfs(&["sync", text(&mountpoint)]).expect_success();
+    sumfs(&["stats", text(&mountpoint)]).expect_success();
+    sumfs(&["check", text(&store)]).expect_failure(8, &[text(&mountpoint), "sumfs umount"]);
+    fs::create_dir(place.at("other")).unwrap();
+    mount(&store, &place.at("other"), &[]).expect_failure(32, &["already mounted", text(&mountpoint)]);
+    sumfs(&["mount", "another", text(&mountpoint), "-o", "remount,ro"]).expect_failure(32, &["another", "not mounted"]);
+    place.mount(&["-o", "remount,ro"]).expect_success();
+    assert!(fs::write(mountpoint.join("file"), "x").is_err());
+    sumfs(&["mount", &name, text(&mountpoint), "-o", "remount,rw"]).expect_success();
+    fs::write(mountpoint.join("file"), "x").unwrap();
+    run("umount", &[&name]).expect_success();
+    place.mount(&["-o", &format!("fsname={name}")]).expect_success();
+    place.umount().expect_success();
+    sumfs(&["check", text(&store), "--data"]).expect_success();
+}
+
 #[test]
 fn info_and_stats_for_people_and_programs() {
     let mount = Mount::with_size("256M", "");
