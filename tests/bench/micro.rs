@@ -1,4 +1,5 @@
-//! The parts by themselves: checksums of blocks inline and on the pool, the index, a commit.
+//! The parts by themselves: checksums of blocks inline and on the pool, the index, a commit, and what the daemon does for small files
+//! (`MICRO_ONLY=small_files`, `FILES=` how many). CPU time says what an operation costs; only the last column has clock time.
 
 #[path = "bench.rs"]
 mod bench;
@@ -11,7 +12,8 @@ use std::time::Instant;
 use sumfs::disk::Disk;
 use sumfs::disk::memory::MemoryDisk;
 use sumfs::extent::checksum::Checksummer;
-use sumfs::fs::{Caller, Filesystem, Options};
+use sumfs::fs::{Caller, Filesystem, Options, RenameMode, WriteFlags};
+use sumfs::lock::Wait;
 use sumfs::meta::index::{Change, Index};
 use sumfs::meta::redb_index::RedbIndex;
 use sumfs::meta::schema;
@@ -19,10 +21,15 @@ use sumfs::stats::Stats;
 use sumfs::store::{CreateOptions, StoreDirectory};
 use sumfs::units::InodeNumber;
 
+const PARTS: [(&str, fn()); 4] = [("checksums", checksums), ("index", index), ("commits", commits), ("small_files", small_files)];
+
 fn main() {
-    checksums();
-    index();
-    commits();
+    let only = std::env::var("MICRO_ONLY").ok();
+    for (name, part) in PARTS {
+        if only.as_deref().is_none_or(|only| only == name) {
+            part();
+        }
+    }
 }
 
 /// Nanoseconds of one call, over about a twentieth of a second.
@@ -150,4 +157,88 @@ fn commits() {
         })
         .collect();
     table(&["", "create, us a file", "commit, us", "journal, KiB a commit"], &rows);
+}
+
+/// CPU time in seconds: of this thread, of the process.
+fn cpu_seconds() -> [f64; 2] {
+    use rustix::time::{ClockId, clock_gettime};
+    [ClockId::ThreadCPUTime, ClockId::ProcessCPUTime].map(|clock| {
+        let time = clock_gettime(clock);
+        time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+    })
+}
+
+/// What each of many steps costs: CPU of the calling thread and of the others by tenths, and the slowest steps.
+fn steps(name: &str, count: u64, mut step: impl FnMut(u64)) -> Vec<String> {
+    let mut latencies_ns = Vec::with_capacity(count as usize);
+    let mut tenths = Vec::new();
+    let begin = cpu_seconds();
+    for tenth in 0..10 {
+        let before = cpu_seconds()[0];
+        for at in count * tenth / 10..count * (tenth + 1) / 10 {
+            let begin = Instant::now();
+            step(at);
+            latencies_ns.push(begin.elapsed().as_nanos() as u32);
+        }
+        tenths.push((cpu_seconds()[0] - before) * 1e7 / count as f64);
+    }
+    let [own, all] = cpu_seconds();
+    let (own, all) = ((own - begin[0]) * 1e6 / count as f64, (all - begin[1]) * 1e6 / count as f64);
+    latencies_ns.sort_unstable();
+    let us = |share: f64| f64::from(latencies_ns[(share * (count - 1) as f64) as usize]) / 1000.0;
+    let mut row = vec![name.to_owned(), format!("{own:.2}"), format!("{:.2}", all - own)];
+    row.push(format!("{:.2} / {:.2}", tenths[1], tenths[9]));
+    row.push(format!("{:.1} / {:.1} / {:.1} / {:.0}", us(0.5), us(0.99), us(0.999), us(1.0)));
+    row
+}
+
+/// What the daemon does for small files, without FUSE, its background threads running: 1 KiB each, in 1,000 directories.
+fn small_files() {
+    let count = std::env::var("FILES").ok().and_then(|text| text.parse().ok()).unwrap_or(100_000u64);
+    bench::headline(&format!("(e) the daemon's share of {count} small files"), "cargo bench --bench micro");
+    let directory = tempfile::tempdir_in(bench::directory()).unwrap();
+    let path = directory.path().join("store");
+    StoreDirectory::create(&path, CreateOptions { size: Some(8 << 30), ..CreateOptions::default() }).unwrap();
+    let store = StoreDirectory::open(&path, false, None).unwrap();
+    let options = Options { kernel_caches: true, ..Options::default() };
+    let fs = Filesystem::open(store.disks().clone(), options).unwrap();
+    let caller = Caller::ROOT;
+    let made = (0..1000).map(|number| fs.mkdir(&caller, InodeNumber::ROOT, format!("d{number}").as_bytes(), 0o755, 0).unwrap());
+    let parents: Vec<InodeNumber> = made.map(|attributes| attributes.inode).collect();
+    let parent = |at: u64| parents[at as usize % parents.len()];
+    let name = |at: u64| format!("f{at}").into_bytes();
+    let flags = WriteFlags { from_cache: true, ..WriteFlags::default() };
+    let mut inodes = Vec::new();
+    let mut rows = vec![steps("create, write 1 KiB", count, |at| {
+        let inode = fs.mknod(&caller, parent(at), &name(at), 0o100_644, 0, 0).unwrap().inode;
+        fs.write(&caller, inode, 0, &[b'x'; 1024], flags, Wait::Never)
+            .or_else(|_| fs.write(&caller, inode, 0, &[b'x'; 1024], flags, Wait::Allowed))
+            .unwrap();
+        inodes.push(inode);
+    })];
+    rows.push(steps("sync", 10, |_| fs.sync().unwrap()));
+    rows.push(steps("lookup, cold", count, |at| drop(fs.lookup(parent(at), &name(at)).unwrap())));
+    let mut listed = 0;
+    rows.push(steps("readdirplus of a directory", 1000, |at| {
+        fs.readdirplus(parent(at), 0, &mut |_, _| {
+            listed += 1;
+            true
+        })
+        .unwrap();
+    }));
+    rows.push(steps("rename", count, |at| {
+        let to = format!("g{at}").into_bytes();
+        fs.rename(parent(at), &name(at), parent(at), &to, RenameMode::Replace).unwrap();
+    }));
+    rows.push(steps("unlink, forget", count, |at| {
+        fs.unlink(parent(at), &format!("g{at}").into_bytes()).unwrap();
+        fs.forget(inodes[at as usize], 3);
+    }));
+    rows.push(steps("sync", 10, |_| fs.sync().unwrap()));
+    table(&["", "CPU us", "CPU us of others", "2nd / last tenth", "us: median / p99 / p99.9 / worst"], &rows);
+    println!(
+        "\n{listed} entries listed; index {:.0} MiB on disk",
+        fs.status()["metadata"]["index_bytes"].as_f64().unwrap() / 1048576.0
+    );
+    fs.shutdown().unwrap();
 }
