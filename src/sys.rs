@@ -16,7 +16,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 use std::ffi::{CString, OsString};
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
@@ -32,6 +32,8 @@ pub use rustix::mount::MountFlags;
 pub const FILE_SYSTEM_TYPE: &str = "fuse.sumfs";
 const SUBTYPE: &str = "sumfs";
 const FUSE_DEVICE: &str = "/dev/fuse";
+/// `_IOR(229, 0, uint32_t)`.
+const FUSE_DEV_IOC_CLONE: libc::Ioctl = 0x8004_e500;
 const FUSERMOUNT: &str = "fusermount3";
 
 /// What to mount, and where.
@@ -79,6 +81,17 @@ pub fn mount_fuse(request: &FuseMount<'_>) -> Result<OwnedFd> {
         Err(Errno::NODEV) => Err(Error::usage("this kernel has no FUSE: load the module with `modprobe fuse`")),
         Err(error) => Err(Error::io(doing(), error.into())),
     }
+}
+
+/// Another descriptor of the connection that `device` belongs to, with a list of its own of requests that wait for their answer.
+pub fn clone_fuse_device(device: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let clone = rustix::fs::open(FUSE_DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    let number: u32 = device.as_raw_fd().cast_unsigned();
+    // SAFETY: the request reads one number of 32 bits, which lives through the call.
+    if unsafe { libc::ioctl(clone.as_raw_fd(), FUSE_DEV_IOC_CLONE, &raw const number) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(clone)
 }
 
 fn mount_by_fusermount(request: &FuseMount<'_>) -> Result<OwnedFd> {

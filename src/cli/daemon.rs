@@ -126,6 +126,7 @@ fn session_options(plan: &Plan) -> SessionOptions {
     let options = &plan.options;
     SessionOptions {
         cache: options.cache,
+        transport: options.transport,
         read_only: options.filesystem.read_only,
         allow_other: options.allow_other.unwrap_or_else(|| rustix::process::geteuid().is_root()),
         suid: options.suid,

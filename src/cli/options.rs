@@ -3,13 +3,13 @@
 
 use super::Failure;
 use crate::fs::{AccessTimes, Options, ReadOrder, WaitInline};
-use crate::fuse::session::CacheMode;
+use crate::fuse::session::{CacheMode, Transport};
 use crate::store::parse_size;
 use crate::sys::MountFlags;
 use std::path::PathBuf;
 
 /// Our options and one line about each.
-pub const OPTIONS: [(&str, &str); 15] = [
+pub const OPTIONS: [(&str, &str); 16] = [
     ("ro | rw", "read-only changes no byte of the store"),
     ("cache=writeback|none", "who holds written data first: the kernel's page cache, or the daemon"),
     ("cache-size=SIZE", "memory for the daemon's caches (256M)"),
@@ -26,7 +26,8 @@ pub const OPTIONS: [(&str, &str); 15] = [
     ),
     ("noatime | relatime | strictatime", "when reading updates access times (relatime)"),
     ("allow_other | noallow_other", "other users may enter (root: allow_other)"),
-    ("threads=N", "threads that read requests from the kernel"),
+    ("transport=auto|uring|device", "how requests come: over io_uring, or out of /dev/fuse; auto: io_uring if possible (auto)"),
+    ("threads=N", "threads that read requests out of /dev/fuse"),
     ("log=FILE", "where the daemon's messages go, instead of syslog"),
     ("fsname=NAME", "what the list of mounts shows as the source, instead of the store's path"),
     ("suid | nosuid, dev | nodev, exec | noexec, sync", "as for every file system"),
@@ -69,6 +70,8 @@ pub struct MountOptions {
     pub cache: CacheMode,
     /// May users other than the one who mounted use it? None: root's mounts yes, others no.
     pub allow_other: Option<bool>,
+    /// How requests come.
+    pub transport: Transport,
     /// Threads that read requests; None: the session's default.
     pub threads: Option<usize>,
     /// The log file.
@@ -93,6 +96,7 @@ impl Default for MountOptions {
             filesystem: Options::default(),
             cache: CacheMode::Writeback,
             allow_other: None,
+            transport: Transport::Auto,
             threads: None,
             log: None,
             source_name: None,
@@ -203,6 +207,14 @@ impl MountOptions {
                 self.filesystem.checksum_inline_max_bytes =
                     usize::try_from(size()?).map_err(|_| wrong("too large; write it like 64K or 1M"))?;
             }
+            "transport" => {
+                self.transport = match value {
+                    "auto" => Transport::Auto,
+                    "uring" => Transport::Uring,
+                    "device" => Transport::Device,
+                    _ => return Err(wrong("must be auto, uring or device")),
+                }
+            }
             "threads" => {
                 let threads = value.parse::<usize>().ok().filter(|threads| (1..=256).contains(threads));
                 self.threads = Some(threads.ok_or_else(|| wrong("must be a number from 1 to 256"))?);
@@ -245,7 +257,7 @@ mod tests {
     #[test]
     fn every_option_of_the_file_system() {
         let options = parse(
-            "ro,cache=none,cache-size=64M,commit=0.5,nowait=off,wait-inline=idle,csum-inline=16K,read-order=reversed,noatime,allow_other,threads=3,log=/var/log/s,fsname=data,nosuid,nodev,noexec,sync",
+            "ro,cache=none,cache-size=64M,commit=0.5,nowait=off,wait-inline=idle,csum-inline=16K,read-order=reversed,noatime,allow_other,threads=3,transport=device,log=/var/log/s,fsname=data,nosuid,nodev,noexec,sync",
         )
         .unwrap();
         assert!(options.filesystem.read_only && !options.filesystem.nowait && options.synchronous);
@@ -256,6 +268,7 @@ mod tests {
         assert_eq!(options.filesystem.read_order, ReadOrder::Reversed);
         assert!(matches!(options.filesystem.access_times, AccessTimes::Noatime));
         assert!(matches!(options.cache, CacheMode::None));
+        assert_eq!(options.transport, Transport::Device);
         assert_eq!((options.allow_other, options.threads), (Some(true), Some(3)));
         assert_eq!(options.log, Some(PathBuf::from("/var/log/s")));
         assert_eq!(options.source_name.as_deref(), Some("data"));
@@ -298,6 +311,7 @@ mod tests {
             ("wait-inline=on", "auto, idle or off"),
             ("read-order=any", "submitted or reversed"),
             ("threads=0", "1 to 256"),
+            ("transport=tcp", "auto, uring or device"),
             ("csum-inline=big", "64M"),
             ("log=", "missing"),
             ("fsname=/dev/sdb", "not a path"),

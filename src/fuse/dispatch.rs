@@ -6,8 +6,10 @@
 //! What `done` owns (a reply) is dropped unanswered when the operation panics.
 //!
 //! At least one reading thread never waits for a slow device: a thread counts as busy before it asks whether another is idle, so of
-//! any number that ask at once the last sees nobody idle.
+//! any number that ask at once the last sees nobody idle. The thread of a ring is the only one of its queue, so it has a rule of its
+//! own ([`turn`]).
 
+use super::ring::turn;
 use super::stream::{LARGE_BYTES, Streams};
 use crate::disk::buffer::AlignedBuffer;
 use crate::error::{Error, Reason, Result};
@@ -125,8 +127,8 @@ impl Dispatcher {
     }
 
     /// Marks the calling reading thread busy while the result lives.
-    pub fn enter(&self) -> Busy<'_> {
-        self.threads.enter()
+    pub fn enter(&self) -> Option<Busy<'_>> {
+        (!turn::is_ring_thread()).then(|| self.threads.enter())
     }
 
     /// Reads and calls `done`, now or later.
@@ -205,16 +207,20 @@ impl Dispatcher {
         if let Some(reason) = refused {
             stats.refused(reason);
         }
-        let may_wait = match self.context.fs.options().wait_inline {
-            WaitInline::Auto => is_quick || self.threads.another_is_idle(),
-            WaitInline::Idle => self.threads.another_is_idle(),
-            WaitInline::Off => false,
+        let turn_comes = |is_quick| match turn::may_wait_here(is_quick) {
+            Some(may) => may,
+            None => is_quick || self.threads.another_is_idle(),
         };
-        let here = self.nowait && may_wait;
-        if here && refused.is_some() {
+        let may_wait = self.nowait
+            && match self.context.fs.options().wait_inline {
+                WaitInline::Auto => turn_comes(is_quick),
+                WaitInline::Idle => turn_comes(false),
+                WaitInline::Off => false,
+            };
+        if may_wait && refused.is_some() {
             stats.slow_on_reading_thread.fetch_add(1, Relaxed);
         }
-        here
+        may_wait
     }
 
     /// Waits for room, makes the copy, queues.

@@ -1,24 +1,27 @@
 //! One mount from beginning to end: checks of the mount point, mount(2), INIT, the knobs of the kernel, reading threads,
 //! unmounting on signals.
 //!
-//! We mount ourselves and give fuser the open device (`Session::from_fd`): fuser's own unmount at the end may hit the next file
-//! system mounted at the same place. Who unmounts decides when this ends; nothing is unmounted here once the session has ended,
-//! except after an abort from outside, which leaves our dead mount behind.
+//! Who unmounts decides when this ends; nothing is unmounted here once the session has ended, except after an abort from outside,
+//! which leaves our dead mount behind.
 //!
-//! A panic in a handler is caught (`adapter`). One in the library's own code would end a reading thread and leave whoever sent
-//! the request waiting for ever, so it ends the mount. fuser 0.18.0 has such a one: SETATTR with a time in the very first second
-//! of 64 bits (`system_time_from_time`; mended upstream, not released).
+//! A panic in a handler is caught (`serve`). One outside would end a thread that serves requests and leave whoever sent one waiting
+//! for ever, so it ends the mount.
 
-use super::adapter::{self, Adapter};
+use super::device::{self, Channel};
 use super::dispatch::Dispatcher;
+use super::handshake::{self, Agreed};
+use super::ring::switch::SwitchedOn;
+use super::ring::{self, OnDeath, Rings};
+use super::serve::{self, Server};
 use crate::error::{Error, Result};
 use crate::fs::Filesystem;
 use crate::sys::{self, FuseMount, MountFlags, Signalled, TerminationSignals};
-use fuser::{Config, Session, SessionACL};
+use std::fmt::Display;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long unmounting waits for users of a busy mount before it detaches it.
@@ -40,9 +43,23 @@ pub enum CacheMode {
     None,
 }
 
+/// How requests come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// Over io_uring where that is possible, else out of /dev/fuse.
+    #[default]
+    Auto,
+    /// Over io_uring, or not at all.
+    Uring,
+    /// Out of /dev/fuse.
+    Device,
+}
+
 /// How to mount and serve.
 #[derive(Clone, Debug)]
 pub struct SessionOptions {
+    /// How requests come.
+    pub transport: Transport,
     /// Who holds written data first.
     pub cache: CacheMode,
     /// Mount read-only.
@@ -76,6 +93,7 @@ pub struct SessionOptions {
 impl Default for SessionOptions {
     fn default() -> SessionOptions {
         SessionOptions {
+            transport: Transport::Auto,
             cache: CacheMode::Writeback,
             read_only: false,
             allow_other: false,
@@ -119,7 +137,6 @@ pub fn serve(fs: Arc<Filesystem>, mountpoint: &Path, options: &SessionOptions, r
     let mountpoint = usable_mountpoint(mountpoint, &options.source)?;
     let threads = options.reading_threads();
     let dispatcher = Dispatcher::new(fs.clone(), threads, options.workers.unwrap_or(16), options.nowait)?;
-    let adapter = Adapter::new(fs, dispatcher, options.cache);
     let signals = if options.handle_signals { Some(TerminationSignals::catch()?) } else { None };
     let request = FuseMount {
         mountpoint: &mountpoint,
@@ -127,17 +144,22 @@ pub fn serve(fs: Arc<Filesystem>, mountpoint: &Path, options: &SessionOptions, r
         allow_other: options.allow_other,
         flags: options.mount_flags(),
     };
+    let switched_on = rings_possible(options.transport)?;
     let descriptor = sys::mount_fuse(&request)?;
-    let session =
-        start(adapter, descriptor, threads).map_err(|error| remove_mount(&mountpoint, "starting the FUSE session", error))?;
+    let removed = |doing: &'static str| |error| remove_mount(&mountpoint, doing, error);
+    let introduced = handshake::introduce(descriptor, options.cache, switched_on.is_some());
+    drop(switched_on);
+    let agreed = introduced.map_err(removed("starting the FUSE session"))?;
     // Without its number (unmounted already, or no /proc) the mount works, with the kernel's default knobs.
     let device = sys::mount_at(&mountpoint).ok().flatten().map(|mounted| mounted.device);
     if let Some(device) = &device {
         set_kernel_knobs(device, options.host_is_direct || sys::is_io_flusher());
-        end_mount_when_reading_thread_dies(mountpoint.clone(), device.clone());
+        end_mount_when_serving_thread_dies(EndMount { mountpoint: mountpoint.clone(), device: Some(device.clone()) });
     }
-    let background =
-        session.spawn().map_err(|error| remove_mount(&mountpoint, "starting the threads that read requests", error))?;
+    let server = Arc::new(Server::new(fs, dispatcher, agreed.dialect));
+    let end_mount = EndMount { mountpoint: mountpoint.clone(), device: device.clone() };
+    let mut serving = Serving::start(&server, agreed, threads, options.transport, end_mount)
+        .map_err(removed("starting the threads that take requests"))?;
     ready();
     let (place, device) = (mountpoint.as_path(), device.as_deref());
     let ended = std::thread::scope(|scope| {
@@ -147,7 +169,7 @@ pub fn serve(fs: Arc<Filesystem>, mountpoint: &Path, options: &SessionOptions, r
                 tracing::error!("no thread to wait for signals: unmount with umount(8): {error}");
             }
         }
-        let ended = background.join();
+        let ended = serving.join();
         if let Some(signals) = signals {
             signals.stop();
         }
@@ -163,30 +185,120 @@ pub fn serve(fs: Arc<Filesystem>, mountpoint: &Path, options: &SessionOptions, r
     }
 }
 
+/// What it takes to end a mount that cannot be served any more.
+#[derive(Clone)]
+struct EndMount {
+    mountpoint: PathBuf,
+    /// The number of the file system: only that one is ended, not one mounted later at the same place.
+    device: Option<String>,
+}
+
+impl EndMount {
+    fn because(&self, why: &dyn Display) {
+        tracing::error!("internal error outside the handlers, ending the mount at {}: {why}", self.mountpoint.display());
+        let mounted = sys::mount_at(&self.mountpoint).ok().flatten();
+        let is_ours = mounted.is_some_and(|mounted| Some(mounted.device) == self.device);
+        if is_ours && sys::abort_mount(&self.mountpoint).is_err() {
+            // Not root: the end of the process ends the connection. The store is as after a crash, which it is made for.
+            std::process::abort();
+        }
+    }
+}
+
 /// Hooks into panics for the rest of the process's life (see the top of this file).
-fn end_mount_when_reading_thread_dies(mountpoint: PathBuf, device: String) {
+fn end_mount_when_serving_thread_dies(end: EndMount) {
     let earlier = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         earlier(panic);
-        if !adapter::is_reading_thread_outside_handler() {
-            return;
-        }
-        tracing::error!("internal error in the FUSE library, ending the mount at {}: {panic}", mountpoint.display());
-        let is_ours = sys::mount_at(&mountpoint).ok().flatten().is_some_and(|mounted| mounted.device == device);
-        if is_ours && sys::abort_mount(&mountpoint).is_err() {
-            // Not root: the end of the process ends the connection. The store is as after a crash, which it is made for.
-            std::process::abort();
+        if serve::is_serving_thread_outside_handler() {
+            end.because(panic);
         }
     }));
 }
 
-fn start(adapter: Adapter, descriptor: OwnedFd, threads: usize) -> io::Result<Session<Adapter>> {
-    let mut config = Config::default();
-    // Who may enter is the kernel's business (allow_other), not the library's.
-    config.acl = SessionACL::All;
-    config.n_threads = Some(threads);
-    config.clone_fd = threads > 1;
-    Session::from_fd(adapter, descriptor, SessionACL::All, config)
+/// Is everything there that rings need? The kernel's switch is then on for as long as the result lives.
+fn rings_possible(transport: Transport) -> Result<Option<SwitchedOn>> {
+    if transport == Transport::Device {
+        return Ok(None);
+    }
+    match ring::raw::probe().and_then(|()| SwitchedOn::now()) {
+        Ok(switched_on) => Ok(Some(switched_on)),
+        Err(error) if transport == Transport::Uring => Err(no_rings(&error)),
+        Err(error) => {
+            tracing::info!("requests come out of /dev/fuse, io_uring is not possible: {error}");
+            Ok(None)
+        }
+    }
+}
+
+fn no_rings(why: &dyn Display) -> Error {
+    Error::usage(format!("FUSE over io_uring is not possible here ({why}): mount with -o transport=auto"))
+}
+
+type Reading = JoinHandle<io::Result<()>>;
+
+/// The threads that take requests.
+struct Serving {
+    readers: Vec<Reading>,
+    rings: Option<Rings>,
+}
+
+impl Serving {
+    /// Starts them; requests are answered from now on.
+    fn start(
+        server: &Arc<Server>,
+        agreed: Agreed,
+        threads: usize,
+        transport: Transport,
+        end_mount: EndMount,
+    ) -> io::Result<Serving> {
+        let rings = if agreed.over_rings {
+            let device = Arc::new(agreed.device.try_clone()?);
+            let on_death: OnDeath = Arc::new(move |why| end_mount.because(&why));
+            Rings::start(server, &device, &on_death)
+        } else {
+            Err(io::Error::other("the kernel does not offer it"))
+        };
+        let rings = match rings {
+            Ok(rings) => Some(rings),
+            Err(error) if transport == Transport::Uring => return Err(io::Error::other(no_rings(&error).to_string())),
+            Err(error) => {
+                if agreed.over_rings {
+                    ring::raw::give_up(agreed.device.as_fd())?;
+                    tracing::warn!("requests come out of /dev/fuse, not over io_uring: {error}");
+                }
+                None
+            }
+        };
+        let threads = if rings.is_some() { 1 } else { threads };
+        let pause = rings.is_some().then_some(device::FORGETS_PAUSE);
+        Ok(Serving { readers: start_reading(server, agreed.device, threads, pause)?, rings })
+    }
+
+    /// Waits for the end of the connection; the first error that one ended with.
+    fn join(&mut self) -> io::Result<()> {
+        let ended = self.readers.drain(..).map(|thread| {
+            thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread that served requests ended by an internal error")))
+        });
+        let result = ended.fold(Ok(()), |first: io::Result<()>, next| first.and(next));
+        if let Some(rings) = &mut self.rings {
+            rings.stop();
+        }
+        result
+    }
+}
+
+/// Starts the threads that read requests out of /dev/fuse.
+fn start_reading(server: &Arc<Server>, device: OwnedFd, threads: usize, pause: Option<Duration>) -> io::Result<Vec<Reading>> {
+    let first = Channel::new(device);
+    let mut channels = (1..threads).map(|_| first.another()).collect::<io::Result<Vec<Channel>>>()?;
+    channels.push(first);
+    let start = |(number, channel): (usize, Channel)| {
+        let (server, channel) = (server.clone(), Arc::new(channel));
+        let name = format!("{}-{number}", serve::THREAD_PREFIX);
+        std::thread::Builder::new().name(name).spawn(move || device::serve(&server, &channel, pause))
+    };
+    channels.into_iter().enumerate().map(start).collect()
 }
 
 /// The mount is there but nobody will answer: take it away again.

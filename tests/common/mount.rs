@@ -55,6 +55,16 @@ pub fn run<S: AsRef<OsStr>>(program: &str, arguments: &[S]) -> Ran {
     ran
 }
 
+/// The transport for mounts that do not choose one: what SUMFS_TRANSPORT says, or half of the tests, chosen by their names, take
+/// their requests out of /dev/fuse and the others over io_uring if that is possible. So both are proven by every run.
+fn transport() -> String {
+    let by_name = || {
+        let name = std::thread::current().name().map_or(0, |name| name.bytes().map(usize::from).sum::<usize>());
+        if name % 2 == 0 { "auto" } else { "device" }.to_owned()
+    };
+    std::env::var("SUMFS_TRANSPORT").unwrap_or_else(|_| by_name())
+}
+
 /// Runs sumfs.
 pub fn sumfs<S: AsRef<OsStr>>(arguments: &[S]) -> Ran {
     run(SUMFS, arguments)
@@ -128,6 +138,9 @@ impl Mount {
         let paths = [self.store(), self.path(), "--log".into(), self.beside("log")];
         let mut arguments = vec![OsStr::new("mount").to_owned()];
         arguments.extend(paths.map(PathBuf::into_os_string));
+        if !self.options.contains("transport=") {
+            arguments.extend(["-o".into(), format!("transport={}", transport()).into()]);
+        }
         if !self.options.is_empty() {
             arguments.extend(["-o".into(), self.options.clone().into()]);
         }

@@ -6,16 +6,18 @@ use crate::memory_store::MemoryStore;
 use crate::operations::pattern;
 use parking_lot::Mutex;
 use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::thread::JoinHandle;
 use std::time::Duration;
 use sumfs::disk::Disk;
 use sumfs::error::Result;
 use sumfs::fs::{Caller, Filesystem, Options, ReadFlags, WaitInline, WriteFlags};
-use sumfs::fuse::adapter::Adapter;
+use sumfs::fuse::device::{self, Channel};
 use sumfs::fuse::dispatch::Dispatcher;
+use sumfs::fuse::handshake;
+use sumfs::fuse::serve::Server;
 use sumfs::fuse::session::CacheMode;
 use sumfs::lock::Wait;
 use sumfs::units::InodeNumber;
@@ -155,7 +157,7 @@ struct Scene {
     fs: Arc<Filesystem>,
     trap: Arc<Trap>,
     kernel: Kernel,
-    served: fuser::BackgroundSession,
+    served: JoinHandle<std::io::Result<()>>,
     file: InodeNumber,
     other: InodeNumber,
 }
@@ -205,7 +207,7 @@ impl Scene {
         let (error, data) = kernel.read(self.other, FILE_BYTES);
         assert_eq!((error, data == pattern(2, FILE_BYTES)), (0, true), "the file that had no part in it");
         drop(self.kernel);
-        self.served.join().ok();
+        self.served.join().unwrap().unwrap();
         self.fs.shutdown().expect_err("a store with a fault is not closed cleanly");
         drop(self.fs);
         self.store.check().expect("after the panic");
@@ -232,7 +234,7 @@ fn trapped(store: &MemoryStore, trap: &Arc<Trap>) -> sumfs::store::Disks {
     }
 }
 
-fn serve(fs: &Arc<Filesystem>) -> (Kernel, fuser::BackgroundSession) {
+fn serve(fs: &Arc<Filesystem>) -> (Kernel, JoinHandle<std::io::Result<()>>) {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
     // One message a request, as from /dev/fuse.
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
@@ -240,19 +242,13 @@ fn serve(fs: &Arc<Filesystem>) -> (Kernel, fuser::BackgroundSession) {
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut kernel = Kernel { socket, unique: 0 };
     kernel.send(Kernel::INIT, 0, &[&words(&[7, 36, 1 << 20, 0]), &[0; 48]]);
+    let agreed = handshake::introduce(theirs, CacheMode::None, false).unwrap();
+    assert_eq!(kernel.receive("INIT").0, 0);
     // As if there were a second reading thread, so that `Idle` means this one.
     let dispatcher = Dispatcher::new(fs.clone(), 2, 2, true).unwrap();
-    let adapter = Adapter::new(fs.clone(), dispatcher, CacheMode::None);
-    let session = start(adapter, theirs);
-    assert_eq!(kernel.receive("INIT").0, 0);
-    (kernel, session.spawn().unwrap())
-}
-
-fn start(adapter: Adapter, descriptor: OwnedFd) -> fuser::Session<Adapter> {
-    let mut config = fuser::Config::default();
-    config.acl = fuser::SessionACL::All;
-    config.n_threads = Some(1);
-    fuser::Session::from_fd(adapter, descriptor, fuser::SessionACL::All, config).unwrap()
+    let server = Server::new(fs.clone(), dispatcher, agreed.dialect);
+    let channel = Arc::new(Channel::new(agreed.device));
+    (kernel, std::thread::spawn(move || device::serve(&server, &channel, None)))
 }
 
 #[test]

@@ -1,0 +1,232 @@
+//! One function per request: call one function of the file system, answer. No file-system logic, and nothing of how requests come.
+//!
+//! What is left out on purpose answers ENOSYS once and the kernel never asks again: OPEN and OPENDIR (files need no handles, the
+//! node number says all), FLUSH (nothing to do at close), POLL (io_uring then runs O_DIRECT inline), LSEEK (under the writeback
+//! cache we do not know what is dirty in the kernel, and "all data" is right), ACCESS, BMAP, INTERRUPT.
+//!
+//! A panic in a handler drops its reply, which answers EIO, and latches the store read-only.
+
+use super::dispatch::{Busy, Dispatcher, Read, Write};
+use super::encode;
+use super::reply::Reply;
+use super::request::{Body, Dialect, Message, Request, SetattrIn, forgets};
+use super::translate::{fallocate_mode, rename_mode, xattr_mode};
+use crate::error::{Error, Result};
+use crate::fs::{Attributes, Caller, Filesystem};
+use crate::pool::panic_message;
+use crate::stats::Stats;
+use crate::units::InodeNumber;
+use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+thread_local! {
+    static IN_HANDLER: Cell<bool> = const { Cell::new(false) };
+    /// Where listings are put together.
+    static LISTED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// What the names of threads that serve requests begin with.
+pub const THREAD_PREFIX: &str = "sumfs-serve";
+
+/// Is this a thread that serves requests, outside the handlers? A panic there ends the thread and leaves a request without an
+/// answer; one in a handler is caught.
+pub fn is_serving_thread_outside_handler() -> bool {
+    std::thread::current().name().is_some_and(|name| name.starts_with(THREAD_PREFIX)) && !IN_HANDLER.get()
+}
+
+/// What the caller of [`Server::serve`] does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Takes another request.
+    Goes,
+    /// Ends: the kernel says goodbye.
+    End,
+}
+
+/// The file system as the kernel sees it. One per mount.
+pub struct Server {
+    fs: Arc<Filesystem>,
+    stats: Arc<Stats>,
+    dispatcher: Dispatcher,
+    dialect: Dialect,
+}
+
+impl Server {
+    /// Ready for requests in `dialect`.
+    pub fn new(fs: Arc<Filesystem>, dispatcher: Dispatcher, dialect: Dialect) -> Server {
+        Server { stats: fs.stats().clone(), fs, dispatcher, dialect }
+    }
+
+    /// Serves one request: counts it, marks the thread busy, survives its panic.
+    pub fn serve(&self, message: &Message<'_>, reply: Reply) -> Next {
+        let _busy: Option<Busy<'_>> = self.dispatcher.enter();
+        let Some(request) = Request::decode(message, self.dialect) else {
+            tracing::error!("the kernel sent a request that makes no sense: {:?}", message.header);
+            reply.failure(libc::EIO);
+            return Next::Goes;
+        };
+        let operation = request.body.operation();
+        self.stats.count(operation);
+        IN_HANDLER.set(true);
+        let result = catch_unwind(AssertUnwindSafe(|| self.handle(&request, reply)));
+        IN_HANDLER.set(false);
+        result.unwrap_or_else(|panic| {
+            self.dispatcher.panicked(operation, panic_message(&*panic));
+            Next::Goes
+        })
+    }
+
+    fn handle(&self, request: &Request<'_>, reply: Reply) -> Next {
+        let (node, caller) = (request.node, &request.caller);
+        match request.body {
+            Body::Read { offset, size, flags } => {
+                self.dispatcher.read(Read { inode: node, offset, size, flags }, |result| match result {
+                    Ok(data) => reply.body(data.as_slice()),
+                    Err(error) => reply.error(&error),
+                });
+            }
+            Body::Write { offset, data, flags } => {
+                let write = Write { caller: *caller, inode: node, offset, flags };
+                self.dispatcher.write(write, data, |result| written(result, reply));
+            }
+            Body::Fsync { data_only } => self.dispatcher.fsync(node, data_only, |result| reply.empty(result)),
+            Body::Lookup { name } => match self.fs.lookup(node, name) {
+                Err(Error::NotFound) => reply.body(encode::no_entry().as_slice()),
+                result => entry(result, reply),
+            },
+            Body::Getattr => attributes(self.fs.getattr(node), reply),
+            Body::Statx => match self.fs.getattr(node) {
+                Ok(found) => reply.body(encode::statx(&found).as_slice()),
+                Err(error) => reply.error(&error),
+            },
+            Body::Setattr(setattr) => self.setattr(caller, node, &setattr, reply),
+            Body::Forget { count } => {
+                self.fs.forget(node, count);
+                reply.none();
+            }
+            Body::BatchForget { pairs } => {
+                forgets(pairs).for_each(|(node, count)| self.fs.forget(node, count));
+                reply.none();
+            }
+            Body::Readdir { offset, size } => self.readdir(node, offset, size, false, reply),
+            Body::Readdirplus { offset, size } => self.readdir(node, offset, size, true, reply),
+            Body::Release => reply.ok(),
+            Body::NotifyReply => reply.none(),
+            Body::Destroy => {
+                reply.ok();
+                return Next::End;
+            }
+            Body::Other => reply.failure(libc::ENOSYS),
+            _ => self.handle_rarer(request, reply),
+        }
+        Next::Goes
+    }
+
+    fn handle_rarer(&self, request: &Request<'_>, reply: Reply) {
+        let (fs, node, caller) = (&self.fs, request.node, &request.caller);
+        match request.body {
+            Body::Create { name, mode, umask } => {
+                let mode = mode & !libc::S_IFMT | libc::S_IFREG;
+                match fs.mknod(caller, node, name, mode, umask, 0) {
+                    Ok(made) => reply.body(encode::created(&made).as_slice()),
+                    Err(error) => reply.error(&error),
+                }
+            }
+            Body::Mknod { name, mode, rdev, umask } => entry(fs.mknod(caller, node, name, mode, umask, rdev), reply),
+            Body::Mkdir { name, mode, umask } => entry(fs.mkdir(caller, node, name, mode, umask), reply),
+            Body::Symlink { name, target } => entry(fs.symlink(caller, node, name, target), reply),
+            Body::Link { node: existing, new_name } => entry(fs.link(existing, node, new_name), reply),
+            Body::Unlink { name } => reply.empty(fs.unlink(node, name)),
+            Body::Rmdir { name } => reply.empty(fs.rmdir(node, name)),
+            Body::Rename { name, new_parent, new_name, flags } => {
+                let mode = rename_mode(flags, *caller);
+                reply.empty(mode.and_then(|mode| fs.rename(node, name, new_parent, new_name, mode)));
+            }
+            Body::Readlink => match fs.readlink(node) {
+                Ok(target) => reply.body(&target),
+                Err(error) => reply.error(&error),
+            },
+            Body::Statfs => reply.body(encode::statfs(&fs.statfs()).as_slice()),
+            Body::Syncfs => reply.empty(fs.sync()),
+            // The kernel then says EOPNOTSUPP by itself.
+            Body::Tmpfile { .. } => reply.failure(libc::ENOSYS),
+            Body::Ioctl { .. } => reply.failure(libc::ENOTTY),
+            _ => self.handle_attribute(request, reply),
+        }
+    }
+
+    /// Extended attributes, and what is done to ranges of files.
+    fn handle_attribute(&self, request: &Request<'_>, reply: Reply) {
+        let (fs, node, caller) = (&self.fs, request.node, &request.caller);
+        match request.body {
+            Body::Getxattr { name, size } => xattr(fs.getxattr(node, name), size, reply),
+            Body::Listxattr { size } => xattr(fs.listxattr(node), size, reply),
+            Body::Setxattr { name, value, flags, kills_sgid: _ } => {
+                reply.empty(xattr_mode(flags).and_then(|mode| fs.setxattr(caller, node, name, value, mode)));
+            }
+            Body::Removexattr { name } => reply.empty(fs.removexattr(caller, node, name)),
+            Body::Fallocate { offset, length, mode } => {
+                reply.empty(fallocate_mode(mode).and_then(|mode| fs.fallocate(caller, node, offset, length, mode)));
+            }
+            Body::CopyFileRange { offset, to, to_offset, length, has_wide_answer } => {
+                match fs.copy_range(caller, (node, offset), (to, to_offset), length) {
+                    Ok(bytes) if has_wide_answer => reply.body(&encode::wide_count(bytes)),
+                    copied => written(copied.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)), reply),
+                }
+            }
+            _ => reply.failure(libc::ENOSYS),
+        }
+    }
+
+    /// That set-user-id must go needs no telling: the file system knows when.
+    fn setattr(&self, caller: &Caller, node: InodeNumber, setattr: &SetattrIn, reply: Reply) {
+        attributes(self.fs.setattr(caller, node, &setattr.change), reply);
+    }
+
+    fn readdir(&self, node: InodeNumber, offset: u64, size: usize, has_attributes: bool, reply: Reply) {
+        LISTED.with_borrow_mut(|bytes| {
+            let mut listing = encode::Listing::new(bytes, size);
+            let result = if has_attributes {
+                self.fs.readdirplus(node, offset, &mut |entry, attributes| listing.add(&entry, Some(attributes)))
+            } else {
+                self.fs.readdir(node, offset, &mut |entry| listing.add(&entry, None))
+            };
+            match result {
+                Ok(()) => reply.body(listing.as_slice()),
+                Err(error) => reply.error(&error),
+            }
+        });
+    }
+}
+
+fn entry(result: Result<Attributes>, reply: Reply) {
+    match result {
+        Ok(attributes) => reply.body(encode::entry(&attributes).as_slice()),
+        Err(error) => reply.error(&error),
+    }
+}
+
+fn attributes(result: Result<Attributes>, reply: Reply) {
+    match result {
+        Ok(attributes) => reply.body(encode::attributes(&attributes).as_slice()),
+        Err(error) => reply.error(&error),
+    }
+}
+
+fn written(result: Result<usize>, reply: Reply) {
+    match result {
+        Ok(bytes) => reply.body(encode::count(bytes).as_slice()),
+        Err(error) => reply.error(&error),
+    }
+}
+
+/// A size of 0 asks how long the value is; a value longer than the size is ERANGE.
+fn xattr(result: Result<Vec<u8>>, size: usize, reply: Reply) {
+    match result {
+        Ok(value) if size == 0 => reply.body(encode::count(value.len()).as_slice()),
+        Ok(value) if value.len() > size => reply.failure(libc::ERANGE),
+        Ok(value) => reply.body(&value),
+        Err(error) => reply.error(&error),
+    }
+}
