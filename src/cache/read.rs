@@ -69,6 +69,54 @@ impl Cache {
         Ok(ReadData::new(assembled, within))
     }
 
+    /// As `read`, into memory of the caller's, and without a copy between where it is loaded: there must be room for whole blocks. How
+    /// many bytes of `target` are the range.
+    pub fn read_into(
+        &self,
+        file: &Arc<CachedFile>,
+        range: Range<u64>,
+        keep: bool,
+        wait: Wait,
+        target: &mut [u8],
+    ) -> Result<usize> {
+        let whole = whole_blocks(range.clone());
+        let bytes = (range.end - range.start) as usize;
+        let blocks = target.get_mut(..(whole.end - whole.start) as usize);
+        let Some(blocks) = blocks.filter(|_| range.start == whole.start && bytes > 0 && !(keep && self.keeps_clean)) else {
+            let data = self.read(file, range, keep, wait)?;
+            let data = data.as_slice();
+            target.get_mut(..data.len()).ok_or(Error::Invalid("a read larger than its room"))?.copy_from_slice(data);
+            return Ok(data.len());
+        };
+        let gaps = {
+            let mut content = file.content.lock();
+            let goes_on = content.note_read(&range);
+            if let Some((buffer, part)) = content.segments.single(range.clone(), goes_on) {
+                drop(content);
+                self.stats.cache_hits.fetch_add(1, Ordering::Relaxed);
+                if let (Some(found), Some(target)) = (buffer.get(part), blocks.get_mut(..bytes)) {
+                    target.copy_from_slice(found);
+                }
+                return Ok(bytes);
+            }
+            let gaps = content.segments.gaps(whole.clone());
+            if !gaps.is_empty() && wait == Wait::Never {
+                return Err(Error::WouldBlock(Reason::NotCached));
+            }
+            content.segments.copy_out(whole.clone(), blocks);
+            gaps
+        };
+        let counter = if gaps.is_empty() { &self.stats.cache_hits } else { &self.stats.cache_misses };
+        counter.fetch_add(1, Ordering::Relaxed);
+        for gap in &gaps {
+            let part = (gap.start - whole.start) as usize..(gap.end - whole.start) as usize;
+            if let Some(target) = blocks.get_mut(part) {
+                self.extents.load(&file.extents, gap.start, target)?;
+            }
+        }
+        Ok(bytes)
+    }
+
     /// Enters what was loaded into the cache, where nothing newer came meanwhile.
     fn keep_loaded(&self, file: &Arc<CachedFile>, whole: &Range<u64>, gaps: &[Range<u64>], bytes: &Arc<AlignedBuffer>) {
         let (before, after) = {

@@ -75,6 +75,31 @@ pub struct Read {
     pub flags: ReadFlags,
 }
 
+/// Where the bytes of a READ go, and who is told.
+pub trait Reading: Send + 'static {
+    /// Reads; how many bytes.
+    fn attempt(&mut self, fs: &Filesystem, read: &Read, wait: Wait) -> Result<usize>;
+    /// Answers with what was read.
+    fn answer(self, result: Result<usize>);
+}
+
+/// Bytes where the file system has them.
+struct Apart<F> {
+    data: ReadData,
+    done: F,
+}
+
+impl<F: FnOnce(Result<ReadData>) + Send + 'static> Reading for Apart<F> {
+    fn attempt(&mut self, fs: &Filesystem, read: &Read, wait: Wait) -> Result<usize> {
+        self.data = fs.read(read.inode, read.offset, read.size, read.flags, wait)?;
+        Ok(self.data.as_slice().len())
+    }
+
+    fn answer(self, result: Result<usize>) {
+        (self.done)(result.map(|_| self.data));
+    }
+}
+
 /// A WRITE, without its data.
 pub struct Write {
     /// On whose behalf.
@@ -133,28 +158,33 @@ impl Dispatcher {
 
     /// Reads and calls `done`, now or later.
     pub fn read(&self, read: Read, done: impl FnOnce(Result<ReadData>) + Send + 'static) {
+        self.serve_read(read, Apart { data: ReadData::default(), done });
+    }
+
+    /// Reads and answers, now or later.
+    pub fn serve_read(&self, read: Read, mut reading: impl Reading) {
         let Context { fs, stats } = &self.context;
-        let reason = match self.nowait.then(|| fs.read(read.inode, read.offset, read.size, read.flags, Wait::Never)) {
+        let reason = match self.nowait.then(|| reading.attempt(fs, &read, Wait::Never)) {
             None => Reason::Disabled,
             Some(Err(Error::WouldBlock(reason))) => reason,
             Some(result) => {
                 stats.fast_reads.fetch_add(u64::from(result.is_ok()), Relaxed);
-                return self.context.finish_read(result, done);
+                return self.context.finish_read(result, |result| reading.answer(result));
             }
         };
         let refused = Instant::now();
         if self.may_wait_here(Some(reason), self.is_quick(reason, read.size)) {
-            self.context.read(read, refused, done);
+            self.context.read(read, refused, reading, Reading::answer);
         } else {
             // Reading threads take requests in order and end nearly so; workers of a slow device may not.
             let is_ordered = read.size >= LARGE_BYTES && fs.options().read_order == ReadOrder::Submitted;
             let ticket = if is_ordered { self.streams.enter(read.inode, read.offset, read.size) } else { None };
-            let done = move |result| match ticket {
-                Some(ticket) => ticket.answer(move || done(result)),
-                None => done(result),
+            let done = move |reading, result| match ticket {
+                Some(ticket) => ticket.answer(move || Reading::answer(reading, result)),
+                None => Reading::answer(reading, result),
             };
             let context = self.context.clone();
-            self.hand_over(read.inode, 0, || (), move |()| context.read(read, refused, done));
+            self.hand_over(read.inode, 0, || (), move |()| context.read(read, refused, reading, done));
         }
     }
 
@@ -243,14 +273,15 @@ impl Dispatcher {
 }
 
 impl Context {
-    fn read(&self, read: Read, refused: Instant, done: impl FnOnce(Result<ReadData>)) {
-        self.finish_read(self.fs.read(read.inode, read.offset, read.size, read.flags, Wait::Allowed), done);
+    fn read<R: Reading>(&self, read: Read, refused: Instant, mut reading: R, done: impl FnOnce(R, Result<usize>)) {
+        let result = reading.attempt(&self.fs, &read, Wait::Allowed);
+        self.finish_read(result, |result| done(reading, result));
         self.stats.slow_read_latency.record(refused.elapsed());
     }
 
-    fn finish_read(&self, result: Result<ReadData>, done: impl FnOnce(Result<ReadData>)) {
-        if let Ok(data) = &result {
-            self.stats.bytes_read.fetch_add(data.as_slice().len() as u64, Relaxed);
+    fn finish_read(&self, result: Result<usize>, done: impl FnOnce(Result<usize>)) {
+        if let Ok(bytes) = &result {
+            self.stats.bytes_read.fetch_add(*bytes as u64, Relaxed);
         }
         done(result);
     }

@@ -49,6 +49,21 @@ impl Reply {
         self.send(0, body);
     }
 
+    /// Where the body of the answer can be put together; None: it must be given to [`Reply::body`].
+    pub fn place(&mut self) -> Option<&mut [u8]> {
+        match &mut self.way {
+            Some(Way::Ring(slot)) => slot.place(),
+            Some(Way::Device(_)) | None => None,
+        }
+    }
+
+    /// Success with the first `bytes` of [`Reply::place`].
+    pub fn placed(mut self, bytes: usize) {
+        if let Some(Way::Ring(slot)) = self.way.take() {
+            slot.answer_in_place(bytes);
+        }
+    }
+
     /// Success without one.
     pub fn ok(self) {
         self.body(&[]);

@@ -6,13 +6,14 @@
 //!
 //! A panic in a handler drops its reply, which answers EIO, and latches the store read-only.
 
-use super::dispatch::{Busy, Dispatcher, Read, Write};
+use super::dispatch::{Busy, Dispatcher, Read, Reading, Write};
 use super::encode;
 use super::reply::Reply;
 use super::request::{Body, Dialect, Message, Request, SetattrIn, forgets};
 use super::translate::{fallocate_mode, rename_mode, xattr_mode};
 use crate::error::{Error, Result};
-use crate::fs::{Attributes, Caller, Filesystem};
+use crate::fs::{Attributes, Caller, Filesystem, ReadData};
+use crate::lock::Wait;
 use crate::pool::panic_message;
 use crate::stats::Stats;
 use crate::units::InodeNumber;
@@ -81,10 +82,7 @@ impl Server {
         let (node, caller) = (request.node, &request.caller);
         match request.body {
             Body::Read { offset, size, flags } => {
-                self.dispatcher.read(Read { inode: node, offset, size, flags }, |result| match result {
-                    Ok(data) => reply.body(data.as_slice()),
-                    Err(error) => reply.error(&error),
-                });
+                self.dispatcher.serve_read(Read { inode: node, offset, size, flags }, ReadReply { reply, apart: None });
             }
             Body::Write { offset, data, flags } => {
                 let write = Write { caller: *caller, inode: node, offset, flags };
@@ -197,6 +195,30 @@ impl Server {
                 Err(error) => reply.error(&error),
             }
         });
+    }
+}
+
+/// The answer to a READ: put together in its place, if it has one.
+struct ReadReply {
+    reply: Reply,
+    apart: Option<ReadData>,
+}
+
+impl Reading for ReadReply {
+    fn attempt(&mut self, fs: &Filesystem, read: &Read, wait: Wait) -> Result<usize> {
+        if let Some(place) = self.reply.place() {
+            return fs.read_into(read.inode, (read.offset, read.size), read.flags, wait, place);
+        }
+        let data = fs.read(read.inode, read.offset, read.size, read.flags, wait)?;
+        Ok(self.apart.insert(data).as_slice().len())
+    }
+
+    fn answer(self, result: Result<usize>) {
+        match (result, self.apart) {
+            (Ok(_), Some(data)) => self.reply.body(data.as_slice()),
+            (Ok(bytes), None) => self.reply.placed(bytes),
+            (Err(error), _) => self.reply.error(&error),
+        }
     }
 }
 

@@ -27,5 +27,6 @@ mod recording_file;
 #[path = "../common/reference_model.rs"]
 mod reference_model;
 mod smoke;
+mod transport;
 mod work;
 mod writers;

@@ -136,6 +136,22 @@ impl Slot {
         Slot { queue: queue.clone(), number, payload }
     }
 
+    /// Where the body may be put together.
+    pub fn place(&mut self) -> Option<&mut [u8]> {
+        self.payload.as_deref_mut()
+    }
+
+    /// Answers with so many bytes of [`Slot::place`].
+    pub fn answer_in_place(self, bytes: usize) {
+        match self.payload {
+            Some(payload) if bytes <= payload.len() => {
+                let answer = Answer { slot: self.number, error: 0, body_bytes: bytes as u32, body: Body::Payload(payload) };
+                self.queue.give(answer);
+            }
+            payload => Slot { payload, ..self }.answer(-libc::EIO, &[]),
+        }
+    }
+
     /// Answers. The body must fit: the kernel asks for no more than a payload holds.
     pub fn answer(self, error: i32, body: &[u8]) {
         let (mut error, mut body_bytes) = (error, body.len());

@@ -21,6 +21,14 @@ use std::time::{Duration, Instant};
 /// Answers wait at most about so long for others of their batch.
 const HELD_BACK_MAX: Duration = Duration::from_micros(50);
 
+/// Requests from this size on are moved by somebody who does not wait for each: the page cache, or a direct one that the copying
+/// dominates.
+const LARGE_BYTES: usize = 64 << 10;
+/// They count as so many.
+const LARGE_WEIGHT: usize = 16;
+/// Where the size of a READ stands.
+const READ_SIZE_START: usize = FIXED_START + 16;
+
 /// What the kernel says about a slot whose connection has ended.
 const ENDED: [i32; 3] = [-libc::ENOTCONN, -libc::ECONNABORTED, -libc::ECANCELED];
 
@@ -36,6 +44,8 @@ pub struct Thread {
     /// Slots that the kernel still takes.
     live: usize,
     placement: Placement,
+    /// How many the requests of the batch count for.
+    weight: usize,
     /// Names and values of a request, so that its payload is free for the answer.
     copied: Vec<u8>,
     answers: Vec<Answer>,
@@ -62,6 +72,7 @@ impl Thread {
             commit_ids: vec![0; depth.into()],
             live: depth.into(),
             placement: Placement::new(number.into()),
+            weight: 0,
             copied: Vec::new(),
             answers: Vec::new(),
         };
@@ -89,8 +100,9 @@ impl Thread {
             self.raw.enter(usize::from(may_sleep))?;
             self.queue.woke();
             self.raw.completions(&mut completed);
-            self.placement.note(completed.len());
+            self.weight = completed.len();
             self.serve_batch(&mut completed)?;
+            self.placement.note(self.weight);
             self.take_answers()?;
         }
         Ok(())
@@ -143,6 +155,10 @@ impl Thread {
         }
         let came = payload.get(..number(&header, PAYLOAD_BYTES_START) as usize).unwrap_or_default();
         let is_write = number(&header, 4) == opcode::WRITE;
+        let is_read = number(&header, 4) == opcode::READ;
+        if came.len() >= LARGE_BYTES || is_read && number(&header, READ_SIZE_START) as usize >= LARGE_BYTES {
+            self.weight += LARGE_WEIGHT;
+        }
         let fixed = header.get(FIXED_START..FIXED_START + 128).unwrap_or_default();
         let head = header.get(..IN_HEADER_BYTES).unwrap_or_default();
         let unique = request::unique(head).unwrap_or_default();
