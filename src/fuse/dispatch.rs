@@ -126,6 +126,7 @@ pub struct Dispatcher {
     pool: Pool,
     streams: Arc<Streams>,
     nowait: bool,
+    cores: usize,
     has_other_cores: bool,
 }
 
@@ -147,6 +148,7 @@ impl Dispatcher {
             pool,
             streams: Arc::default(),
             nowait,
+            cores,
             has_other_cores: cores > reading_threads,
         })
     }
@@ -213,7 +215,9 @@ impl Dispatcher {
     /// Makes a file or directory durable and calls `done` on whatever thread that ends on.
     pub fn fsync(&self, inode: InodeNumber, data_only: bool, done: impl FnOnce(Result<()>) + Send + 'static) {
         let asked = Instant::now();
-        if self.may_wait_here(None, self.context.fs.fsync_is_quick(inode)) {
+        // However quick: those that wait behind it may share its commit, if somebody takes them meanwhile.
+        let is_quick = !turn::others_wait() && self.context.fs.fsync_is_quick(inode);
+        if self.may_wait_here(None, is_quick) {
             self.context.fsync(inode, data_only, asked, done);
         } else {
             let context = self.context.clone();
@@ -228,7 +232,9 @@ impl Dispatcher {
 
     /// Is what the operation was refused for a wait that is shorter than a hand-over?
     fn is_quick(&self, reason: Reason, bytes: usize) -> bool {
-        (bytes <= QUICK_BYTES_MAX || !self.has_other_cores) && self.context.fs.is_quick(reason)
+        // The thread of a ring keeps only its own requests from being served, so there always is another core.
+        let has_other_cores = if turn::is_ring_thread() { self.cores > 1 } else { self.has_other_cores };
+        (bytes <= QUICK_BYTES_MAX || !has_other_cores) && self.context.fs.is_quick(reason)
     }
 
     /// Counts the refusal (None: nothing was tried) and decides: wait on this thread?

@@ -33,6 +33,12 @@ pub fn is_ring_thread() -> bool {
     TURN.get().is_ring
 }
 
+/// Is this the thread of a ring, and do others wait behind the request that it serves?
+pub fn others_wait() -> bool {
+    let turn = TURN.get();
+    turn.is_ring && !turn.is_alone
+}
+
 /// The thread begins with a request.
 pub fn begin(is_alone: bool) {
     TURN.set(Turn { is_ring: true, is_alone, has_waited: false, ..TURN.get() });
