@@ -189,6 +189,8 @@ counters! {
         checkpoints,
         /// Records applied to the index.
         applied_records,
+        /// Looks into the index: for one key, or along a range.
+        index_reads,
     }
     cache {
         /// Reads found in the daemon's cache.

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 const IDLE: Duration = Duration::from_millis(200);
 /// Committed records wait at most so long to be applied.
 const APPLY_INTERVAL: Duration = Duration::from_secs(5);
-/// More committed bytes than this are applied at once.
-const APPLY_BYTES: u64 = 16 << 20;
+/// More committed bytes than this are applied at once: what comes meanwhile must fit into the journal.
+const APPLY_BYTES: u64 = 8 << 20;
 /// More journal bytes than this behind the last checkpoint, and there is a new one.
 const CHECKPOINT_BYTES: u64 = 32 << 20;
 /// Longest time between checkpoints while there is something to apply.
@@ -139,6 +139,11 @@ impl Filesystem {
                     return;
                 }
                 self.open_group_ahead();
+                if self.is_commit_asked.swap(false, Ordering::Relaxed) && self.meta.is_commit_due() {
+                    // So that those who create need not.
+                    log(self.commit_now(), "commit");
+                    continue;
+                }
                 if self.activity.load(Ordering::Relaxed) == seen || begin.elapsed() >= interval {
                     // A failure has set the latch, or stays with the file for its next fsync.
                     log(self.sync(), "commit");
@@ -171,10 +176,9 @@ impl Filesystem {
                 continue;
             }
             let begin = Instant::now();
-            let limit = APPLY_BYTES.min(self.meta.transaction_bytes_max() * 2);
             // Records that change again soon are applied once; when nothing happens any more there is no reason to wait.
             let mut seen = None;
-            while self.meta.pending_bytes() < limit && begin.elapsed() < APPLY_INTERVAL {
+            while !self.is_apply_due() && begin.elapsed() < APPLY_INTERVAL {
                 let now = self.activity.load(Ordering::Relaxed);
                 if seen.replace(now) == Some(now) {
                     break;
@@ -183,14 +187,30 @@ impl Filesystem {
                     return;
                 }
             }
-            let is_due = self.meta.journal_used_bytes() > CHECKPOINT_BYTES.min(self.meta.journal_size_bytes() / 4)
-                || last_checkpoint.elapsed() > CHECKPOINT_INTERVAL
-                || self.meta.pending_bytes() == 0;
+            let is_due =
+                self.is_checkpoint_due() || last_checkpoint.elapsed() > CHECKPOINT_INTERVAL || self.meta.pending_bytes() == 0;
             let outcome = if is_due { self.meta.checkpoint() } else { self.meta.apply() };
             if is_due {
                 last_checkpoint = Instant::now();
             }
             log(outcome, "applying");
+        }
+    }
+
+    fn is_checkpoint_due(&self) -> bool {
+        self.meta.journal_used_bytes() > CHECKPOINT_BYTES.min(self.meta.journal_size_bytes() / 4)
+    }
+
+    fn is_apply_due(&self) -> bool {
+        self.is_checkpoint_due() || self.meta.pending_bytes() >= APPLY_BYTES.min(self.meta.transaction_bytes_max() * 2)
+    }
+
+    /// After a commit: something waits to be applied.
+    pub(super) fn wake_apply(&self) {
+        if self.is_apply_due() {
+            self.signals.apply.wake();
+        } else {
+            self.signals.apply.wake_if_asleep();
         }
     }
 

@@ -67,6 +67,8 @@ pub struct Filesystem {
     reap_queue: Mutex<VecDeque<InodeNumber>>,
     /// Counts changes: idleness is when it stands still.
     activity: AtomicU64,
+    /// The commit thread was told that a commit is due.
+    is_commit_asked: AtomicBool,
     signals: background::Signals,
     threads: Mutex<Vec<crate::sync::thread::JoinHandle<()>>>,
     superblock: Mutex<Superblock>,
@@ -137,9 +139,14 @@ impl Filesystem {
         self.meta.latch().check()?;
         self.note_activity();
         match self.meta.pressure() {
-            Pressure::None => Ok(()),
+            Pressure::None => {
+                if self.options.background {
+                    self.meta.slow_down();
+                }
+                Ok(())
+            }
             Pressure::Commit => self.commit_now(),
-            Pressure::Checkpoint => self.meta.checkpoint(),
+            Pressure::Checkpoint => self.meta.relieve_journal(),
         }
     }
 
@@ -151,7 +158,11 @@ impl Filesystem {
 
     fn note_activity(&self) {
         self.activity.fetch_add(1, Ordering::Relaxed);
-        self.signals.commit.wake_if_asleep();
+        if self.meta.is_commit_due() && !self.is_commit_asked.swap(true, Ordering::Relaxed) {
+            self.signals.commit.wake();
+        } else {
+            self.signals.commit.wake_if_asleep();
+        }
     }
 
     /// Puts the inode on the list for the next commit.

@@ -94,6 +94,7 @@ impl Filesystem {
             role: Default::default(),
             reap_queue: Default::default(),
             activity: Default::default(),
+            is_commit_asked: Default::default(),
             signals: Signals::default(),
             threads: Default::default(),
             superblock: superblock.into(),

@@ -115,7 +115,7 @@ impl Filesystem {
                 (std::mem::take(&mut role.waiters), writes_all)
             };
             let result = self.space.pace.timed(Direction::Commit, 0, || self.commit_surviving_panics(writes_all));
-            self.signals.apply.wake_if_asleep();
+            self.wake_apply();
             for done in waiters {
                 done(result.clone());
             }
@@ -151,7 +151,7 @@ impl Filesystem {
             if result.is_err() || inode.file.as_ref().is_some_and(|file| file.is_busy()) || Self::has_uncollected(&inode) {
                 still_dirty.push(inode);
             }
-            if self.meta.pressure() != crate::meta::Pressure::None {
+            if self.meta.is_transaction_full() {
                 result = result.and(self.meta.commit().map(|_| ()));
             }
         }

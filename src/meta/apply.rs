@@ -2,9 +2,10 @@
 //! journal's tail. Never waits for a commit; needs no space on data devices.
 
 use super::layers::{Committed, Overlay};
+use super::merged::Merged;
 use super::records::{self, CheckpointRecord};
 use super::schema;
-use super::transaction::Metadata;
+use super::transaction::{Metadata, Pressure};
 use crate::error::Result;
 use crate::lock::assert_may_wait;
 use std::sync::Arc;
@@ -21,30 +22,39 @@ impl Metadata {
 
     /// Moves all pending records into the index, not durably.
     pub fn apply(&self) -> Result<()> {
-        self.apply_with(false)
+        self.apply_with(false, || true)
     }
 
     /// Moves all pending records into the index and makes it durable.
     pub fn checkpoint(&self) -> Result<()> {
-        self.apply_with(true)
+        self.apply_with(true, || true)
     }
 
-    fn apply_with(&self, is_durable: bool) -> Result<()> {
+    /// As `checkpoint`, if the journal still needs it once others have done what they were doing: they were perhaps doing just that.
+    pub fn relieve_journal(&self) -> Result<()> {
+        self.apply_with(true, || self.pressure() == Pressure::Checkpoint)
+    }
+
+    fn apply_with(&self, is_durable: bool, is_needed: impl FnOnce() -> bool) -> Result<()> {
         assert_may_wait("applying");
         let role = self.apply.lock();
         self.latch.check()?;
-        let (overlay, committed) = self.layers.with(|state| {
-            let overlay = Arc::new(std::mem::take(&mut state.pending));
-            state.applying = Some(overlay.clone());
-            state.pending_bytes = 0;
-            let next = Committed { position: state.committed.position, blocks: Vec::new() };
-            (overlay, std::mem::replace(&mut state.committed, next))
-        });
-        if overlay.is_empty() && (!is_durable || *self.tail.lock() == committed.position) {
-            self.layers.with(|state| state.applying = None);
+        if !is_needed() {
             return Ok(());
         }
-        let result = self.apply_overlay(&overlay, &committed, is_durable);
+        let (overlays, bytes, committed) = self.layers.with(|state| {
+            let overlays = Arc::new(std::mem::take(&mut state.pending));
+            state.applying = overlays.clone();
+            let bytes = std::mem::take(&mut state.pending_bytes);
+            let next = Committed { position: state.committed.position, blocks: Vec::new() };
+            (overlays, bytes, std::mem::replace(&mut state.committed, next))
+        });
+        if overlays.iter().all(Overlay::is_empty) && (!is_durable || *self.tail.lock() == committed.position) {
+            self.layers.with(|state| state.applying = Arc::default());
+            return Ok(());
+        }
+        self.keep_ahead(bytes);
+        let result = self.apply_overlays(&overlays, &committed, is_durable);
         drop(role);
         match result {
             Ok(()) => Ok(()),
@@ -52,27 +62,25 @@ impl Metadata {
         }
     }
 
-    fn apply_overlay(&self, overlay: &Overlay, committed: &Committed, is_durable: bool) -> Result<()> {
-        self.keep_ahead(overlay);
+    fn apply_overlays(&self, overlays: &[Overlay], committed: &Committed, is_durable: bool) -> Result<()> {
         for (allocated, freed) in &committed.blocks {
             self.space.apply(allocated, freed)?;
         }
         let extra = if is_durable { self.checkpoint_records(committed.position) } else { Overlay::new() };
-        let bitmaps = schema::table_begin(schema::BITMAPS);
-        let checkpoint = schema::checkpoint();
-        let mut changes = overlay
-            .range(..checkpoint.clone())
-            .chain(extra.range(..bitmaps.clone()))
-            .chain(overlay.range(checkpoint..bitmaps.clone()))
-            .chain(extra.range(bitmaps..))
-            .map(|(key, value)| (key.as_slice(), value.as_deref()));
+        let mut records = 0;
+        let newest_first = std::iter::once(&extra).chain(overlays.iter().rev());
+        let mut changes = Merged::new(newest_first, ..).map(|(key, value)| {
+            records += 1;
+            (key.as_slice(), value.as_deref())
+        });
         self.index.apply(&mut changes, is_durable)?;
-        self.stats.applied_records.fetch_add(overlay.len() as u64, Ordering::Relaxed);
+        self.stats.applied_records.fetch_add(records - extra.len() as u64, Ordering::Relaxed);
         self.layers.applied(self.index.snapshot()?);
         if is_durable {
             self.space.settle_bitmaps();
             *self.tail.lock() = committed.position;
             self.measure_journal();
+            self.tail_moved.notify_all();
             self.stats.checkpoints.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
@@ -103,9 +111,8 @@ impl Metadata {
 
     /// Keeps host space ahead of the index, so that redb never sees an ENOSPC; when the host has none, creating operations are
     /// refused before that.
-    fn keep_ahead(&self, overlay: &Overlay) {
-        let bytes: usize = overlay.iter().map(|(key, value)| key.len() + value.as_ref().map_or(0, Vec::len)).sum();
-        let wanted = AHEAD_BYTES_MIN.min(self.journal_bytes).max(4 * bytes as u64);
+    fn keep_ahead(&self, bytes: u64) {
+        let wanted = AHEAD_BYTES_MIN.min(self.journal_bytes).max(4 * bytes);
         if self.index.space_ahead_bytes() >= wanted {
             return;
         }

@@ -5,9 +5,10 @@
 
 use super::batch::Delta;
 use super::journal;
-use super::layers::{Open, Overlay};
-use super::records::{CheckpointRecord, ExtentStateRecord, seal};
-use super::schema;
+use super::layers::{Open, Overlay, overlay_bytes};
+use super::merged::Merged;
+use super::records::{CheckpointRecord, ExtentStateRecord, open, seal};
+use super::schema::{self, Key};
 use super::transaction::{CommitState, Metadata};
 use crate::error::{Error, Result};
 use crate::lock::assert_may_wait;
@@ -16,6 +17,9 @@ use crate::units::BlockAddress;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+
+/// States of extents read together, at least.
+const STATES_AT_ONCE: usize = 64;
 
 impl Metadata {
     /// Makes everything appended so far durable; the sequence number that is durable then. With nothing to do it costs nothing.
@@ -57,8 +61,7 @@ impl Metadata {
         let value = seal(&key, role.counters.encode());
         folded.insert(key, Some(value));
         let allocated = allocated_runs(&overlay);
-        let merged: BTreeMap<_, _> = overlay.iter().chain(folded.iter()).collect();
-        let payload = journal::encode(&allocated, &freed, merged.into_iter());
+        let payload = journal::encode(&allocated, &freed, Merged::new([&folded, &*overlay], ..));
         let record_bytes = journal::record_bytes(payload.len());
 
         self.make_room(role, record_bytes)?;
@@ -102,9 +105,13 @@ impl Metadata {
             counts.iter_mut().for_each(|count| *count += delta.change);
         }
         let mut folded = Overlay::new();
+        let states = self.stored_states(&changes)?;
         for (extent, changes) in changes {
             let key = schema::extent_state(extent);
-            let stored = self.layers.get_below_running(&key)?;
+            let stored = match states.find(&key) {
+                Some(known) => known?,
+                None => self.layers.get_below_running(&key)?,
+            };
             let had_state = stored.is_some();
             let mut references = match stored {
                 Some(record) => ExtentStateRecord::decode(&record)?.references,
@@ -146,18 +153,46 @@ impl Metadata {
         Ok(folded)
     }
 
+    /// What is stored for the extents of `changes`, with one look: most extents have no state.
+    fn stored_states(&self, changes: &BTreeMap<BlockAddress, Vec<i32>>) -> Result<StoredStates> {
+        let (Some((first, _)), Some((last, _))) = (changes.first_key_value(), changes.last_key_value()) else {
+            return Ok(StoredStates::default());
+        };
+        let (from, to) = (schema::extent_state(*first), schema::extent_state(last.plus(1)));
+        // The running layer has none: only commits make states.
+        let (sealed, next) = self.layers.scan_sealed(&from, &to, changes.len() * 2 + STATES_AT_ONCE)?;
+        Ok(StoredStates { sealed, end: next.unwrap_or(to) })
+    }
+
     /// The committing layer becomes part of pending, in one step for readers.
     fn move_to_pending(&self, overlay: Arc<Overlay>, folded: Overlay, position: CheckpointRecord, blocks: (Vec<Run>, Vec<Run>)) {
+        let bytes = overlay_bytes(&overlay) + overlay_bytes(&folded);
         self.layers.with(|state| {
             state.committing = None;
-            let moved = Arc::try_unwrap(overlay).unwrap_or_else(|shared| (*shared).clone());
-            for (key, value) in moved.into_iter().chain(folded) {
-                state.pending_bytes += (key.len() + value.as_ref().map_or(0, Vec::len)) as u64;
-                state.pending.insert(key, value);
-            }
+            state.pending_bytes += bytes;
+            state.add_pending(Arc::try_unwrap(overlay).unwrap_or_else(|shared| (*shared).clone()));
+            state.add_pending(folded);
             state.committed.position = position;
             state.committed.blocks.push(blocks);
         });
+    }
+}
+
+/// The states of extents before `end`, as stored.
+#[derive(Default)]
+struct StoredStates {
+    sealed: Vec<(Key, Vec<u8>)>,
+    end: Key,
+}
+
+impl StoredStates {
+    /// The record of `key`, if there is one; None when that is not known here.
+    fn find(&self, key: &Key) -> Option<Result<Option<Vec<u8>>>> {
+        if *key >= self.end {
+            return None;
+        }
+        let found = self.sealed.binary_search_by(|(known, _)| known.cmp(key)).ok().and_then(|at| self.sealed.get(at));
+        Some(found.map(|(key, sealed)| Ok(open(key, sealed)?.to_vec())).transpose())
     }
 }
 

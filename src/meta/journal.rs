@@ -267,9 +267,9 @@ pub(crate) struct Payload {
 pub(crate) fn encode<'a>(
     allocated: &[(u64, u32)],
     freed: &[(u64, u32)],
-    changes: impl ExactSizeIterator<Item = (&'a Vec<u8>, &'a Option<Vec<u8>>)>,
+    changes: impl Iterator<Item = (&'a Vec<u8>, &'a Option<Vec<u8>>)>,
 ) -> Vec<u8> {
-    let mut out = Vec::with_capacity(64 + changes.len() * 96);
+    let mut out = Vec::with_capacity(64 + changes.size_hint().0 * 96);
     for list in [allocated, freed] {
         out.extend_from_slice(&(list.len() as u32).to_le_bytes());
         for (block, count) in list {
@@ -277,13 +277,19 @@ pub(crate) fn encode<'a>(
             out.extend_from_slice(&count.to_le_bytes());
         }
     }
-    out.extend_from_slice(&(changes.len() as u32).to_le_bytes());
+    let count_at = out.len();
+    out.extend_from_slice(&0u32.to_le_bytes());
+    let mut count = 0u32;
     for (key, value) in changes {
+        count += 1;
         out.extend_from_slice(&(key.len() as u32).to_le_bytes());
         let length = value.as_ref().map_or(u32::MAX, |value| value.len() as u32);
         out.extend_from_slice(&length.to_le_bytes());
         out.extend_from_slice(key);
         out.extend_from_slice(value.as_deref().unwrap_or_default());
+    }
+    if let Some(place) = out.get_mut(count_at..count_at + 4) {
+        place.copy_from_slice(&count.to_le_bytes());
     }
     out
 }

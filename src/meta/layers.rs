@@ -1,4 +1,5 @@
-//! The overlays above the index, newest first: running -> committing -> pending -> applying -> index snapshot.
+//! The overlays above the index, newest first: running -> committing -> pending -> applying -> index snapshot. Pending and applying
+//! are several overlays each: a large transaction comes as one that nobody has to insert record by record under the lock.
 //!
 //! A record moves down only by one step under the write lock, so that a reader who looks at all layers under the read lock
 //! sees each record exactly once. Reads of the index itself happen outside the lock, on the snapshot that was current inside.
@@ -10,12 +11,19 @@ use super::schema::Key;
 use crate::error::Result;
 use crate::lock::{Rank, RankedRwLock};
 use crate::space::Run;
+use crate::stats::Stats;
 use std::collections::BTreeMap;
 use std::ops::{Bound, ControlFlow};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Newest value per key; None deletes.
 pub(crate) type Overlay = BTreeMap<Key, Option<Vec<u8>>>;
+
+/// A transaction of no more records than this goes into the newest pending overlay: inserting them holds the lock for a moment only.
+const RECORDS_INSERTED_MAX: usize = 256;
+/// More pending overlays than this would cost readers more than inserting costs.
+const PENDING_OVERLAYS_MAX: usize = 6;
 
 /// A page of a range read: keys and records in order, and where to go on (None at the end).
 pub type Page = (Vec<(Key, Vec<u8>)>, Option<Key>);
@@ -37,10 +45,16 @@ pub(crate) struct Committed {
     pub(crate) blocks: Vec<(Vec<Run>, Vec<Run>)>,
 }
 
+/// Bytes of keys and values.
+pub(crate) fn overlay_bytes(overlay: &Overlay) -> u64 {
+    overlay.iter().map(|(key, value)| (key.len() + value.as_ref().map_or(0, Vec::len)) as u64).sum()
+}
+
 /// All layers; lock rank Transaction.
 #[derive(Debug)]
 pub(crate) struct Layers {
     state: RankedRwLock<State>,
+    stats: Arc<Stats>,
 }
 
 pub(crate) struct State {
@@ -48,15 +62,17 @@ pub(crate) struct State {
     pub(crate) open: Open,
     pub(crate) committed: Committed,
     pub(crate) committing: Option<Arc<Overlay>>,
-    pub(crate) pending: Overlay,
+    /// Oldest first.
+    pub(crate) pending: Vec<Overlay>,
     pub(crate) pending_bytes: u64,
-    pub(crate) applying: Option<Arc<Overlay>>,
+    /// Oldest first.
+    pub(crate) applying: Arc<Vec<Overlay>>,
     snapshot: Arc<dyn Snapshot>,
 }
 
 impl std::fmt::Debug for State {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "running {}, pending {}", self.running.len(), self.pending.len())
+        write!(f, "running {}, pending {}", self.running.len(), self.pending_records())
     }
 }
 
@@ -64,13 +80,27 @@ impl State {
     fn overlays(&self) -> impl Iterator<Item = &Overlay> {
         std::iter::once(&self.running)
             .chain(self.committing.as_deref())
-            .chain(std::iter::once(&self.pending))
-            .chain(self.applying.as_deref())
+            .chain(self.pending.iter().rev())
+            .chain(self.applying.iter().rev())
             .filter(|overlay| !overlay.is_empty())
     }
 
     fn find(&self, key: &[u8]) -> Option<&Option<Vec<u8>>> {
         self.overlays().find_map(|overlay| overlay.get(key))
+    }
+
+    /// Records that wait to be applied.
+    pub(crate) fn pending_records(&self) -> usize {
+        self.pending.iter().map(Overlay::len).sum()
+    }
+
+    /// Adds what is newer than all that is pending.
+    pub(crate) fn add_pending(&mut self, newer: Overlay) {
+        let is_full = self.pending.len() >= PENDING_OVERLAYS_MAX;
+        match self.pending.last_mut() {
+            Some(last) if is_full || newer.len() <= RECORDS_INSERTED_MAX => last.extend(newer),
+            _ => self.pending.push(newer),
+        }
     }
 
     /// Like `find` without the running layer: what the commit folds deltas onto.
@@ -80,8 +110,9 @@ impl State {
 }
 
 impl Layers {
-    pub(crate) fn new(index: &dyn Index) -> Result<Layers> {
+    pub(crate) fn new(index: &dyn Index, stats: Arc<Stats>) -> Result<Layers> {
         Ok(Layers {
+            stats,
             state: RankedRwLock::new(
                 Rank::Transaction,
                 State {
@@ -89,9 +120,9 @@ impl Layers {
                     open: Open::default(),
                     committed: Committed::default(),
                     committing: None,
-                    pending: Overlay::new(),
+                    pending: Vec::new(),
                     pending_bytes: 0,
-                    applying: None,
+                    applying: Arc::default(),
                     snapshot: index.snapshot()?,
                 },
             ),
@@ -116,7 +147,7 @@ impl Layers {
                 None => state.snapshot.clone(),
             }
         };
-        from_index(&*snapshot, key)
+        self.from_index(&*snapshot, key)
     }
 
     /// As `get`, without what is in the running layer.
@@ -128,7 +159,15 @@ impl Layers {
                 None => state.snapshot.clone(),
             }
         };
-        from_index(&*snapshot, key)
+        self.from_index(&*snapshot, key)
+    }
+
+    fn from_index(&self, snapshot: &dyn Snapshot, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.stats.index_reads.fetch_add(1, Ordering::Relaxed);
+        let Some(mut value) = snapshot.get(key)? else { return Ok(None) };
+        let length = records::open(key, &value)?.len();
+        value.truncate(length);
+        Ok(Some(value))
     }
 
     /// At most `limit` sealed values of `from <= key < to`. The visitor decides what a damaged value means.
@@ -159,6 +198,7 @@ impl Layers {
         let mut next: Option<Key> = bound.clone();
         let mut above = overlay.into_iter().take_while(|(key, _)| key.as_slice() < end).peekable();
         // `found` may grow to one more than `limit`: that one says where to go on.
+        self.stats.index_reads.fetch_add(1, Ordering::Relaxed);
         snapshot.range(from, end, &mut |key, value| {
             while let Some((above_key, above_value)) = above.next_if(|(above_key, _)| above_key.as_slice() < key) {
                 if let Some(above_value) = above_value {
@@ -225,6 +265,7 @@ impl Layers {
                     .map(|key| (key.clone(), state.find(key).cloned().flatten()));
                 (above, state.snapshot.clone())
             };
+            self.stats.index_reads.fetch_add(1, Ordering::Relaxed);
             let below = snapshot.last(from, &end)?;
             match (above, below) {
                 (None, None) => return Ok(None),
@@ -242,7 +283,7 @@ impl Layers {
     pub(crate) fn applied(&self, snapshot: Arc<dyn Snapshot>) {
         let old = self.with(|state| {
             let old = std::mem::replace(&mut state.snapshot, snapshot);
-            (old, state.applying.take())
+            (old, std::mem::take(&mut state.applying))
         });
         drop(old);
     }
@@ -250,11 +291,4 @@ impl Layers {
 
 fn unsealed(key: &[u8], value: &[u8]) -> Result<Vec<u8>> {
     Ok(records::open(key, value)?.to_vec())
-}
-
-fn from_index(snapshot: &dyn Snapshot, key: &[u8]) -> Result<Option<Vec<u8>>> {
-    let Some(mut value) = snapshot.get(key)? else { return Ok(None) };
-    let length = records::open(key, &value)?.len();
-    value.truncate(length);
-    Ok(Some(value))
 }

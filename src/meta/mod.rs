@@ -22,6 +22,7 @@ mod apply;
 mod commit;
 mod fields;
 mod journal;
+mod merged;
 mod redb_layout;
 mod redb_overlay;
 mod redb_space;

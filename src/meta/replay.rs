@@ -3,7 +3,7 @@
 use super::index::Index;
 use super::journal::{self, Found, Journal};
 use super::latch::Latch;
-use super::layers::Layers;
+use super::layers::{Layers, Overlay, overlay_bytes};
 use super::records::{CheckpointRecord, CountersRecord, GroupRecord};
 use super::schema::{self, Parsed};
 use super::transaction::{CommitState, Metadata};
@@ -11,7 +11,7 @@ use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::space::Space;
 use crate::stats::Stats;
-use crate::sync::{AtomicBool, AtomicU64, Mutex};
+use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -49,7 +49,7 @@ pub struct Replayed {
 impl Metadata {
     /// Opens index and journal, replays, and loads the groups. Nothing is written.
     pub fn open(parts: Parts) -> Result<(Metadata, Replayed)> {
-        let layers = Layers::new(&*parts.index)?;
+        let layers = Layers::new(&*parts.index, parts.stats.clone())?;
         let tail = match layers.get(&schema::checkpoint())? {
             Some(record) => CheckpointRecord::decode(&record)?,
             None => return Err(Error::corrupt("the index has no checkpoint record")),
@@ -80,6 +80,7 @@ impl Metadata {
             commit: Mutex::new(CommitState { journal, counters }),
             apply: Mutex::new(()),
             tail: Mutex::new(tail),
+            tail_moved: Condvar::new(),
             index: parts.index,
             space: Arc::new(space),
             latch: parts.latch,
@@ -111,11 +112,11 @@ fn replay(layers: &Layers, journal: &mut Journal, latch: &Latch) -> Result<Repla
         match journal.read_next(journal.head())? {
             Found::Record(payload, behind) => {
                 let payload = journal::decode(&payload)?;
+                let changes: Overlay = payload.changes.into_iter().collect();
+                let bytes = overlay_bytes(&changes);
                 layers.with(|state| {
-                    for (key, value) in payload.changes {
-                        state.pending_bytes += (key.len() + value.as_ref().map_or(0, Vec::len)) as u64;
-                        state.pending.insert(key, value);
-                    }
+                    state.pending_bytes += bytes;
+                    state.add_pending(changes);
                     state.committed.blocks.push((payload.allocated, payload.freed));
                 });
                 journal.set_head(behind);

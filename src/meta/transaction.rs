@@ -14,10 +14,14 @@ use super::schema::Key;
 use crate::error::Result;
 use crate::space::Space;
 use crate::stats::Stats;
-use crate::sync::{AtomicBool, AtomicU64, Mutex};
+use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex};
 use crate::units::InodeNumber;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// The longest that a change waits when the journal is nearly half full.
+const SLOWEST: Duration = Duration::from_millis(2);
 
 /// Owned by the commit role.
 #[derive(Debug)]
@@ -46,6 +50,8 @@ pub struct Metadata {
     pub(super) apply: Mutex<()>,
     /// Position of the last durable checkpoint: the journal's tail.
     pub(super) tail: Mutex<Position>,
+    /// Signalled when the tail has moved.
+    pub(super) tail_moved: Condvar,
     pub(super) index: Arc<dyn Index>,
     pub(super) space: Arc<Space>,
     pub(super) latch: Arc<Latch>,
@@ -142,15 +148,38 @@ impl Metadata {
         (8 << 20).min(self.journal_bytes / 16)
     }
 
+    /// Is it time for somebody who has nothing else to do to commit?
+    pub fn is_commit_due(&self) -> bool {
+        self.running_bytes.load(Ordering::Relaxed) > self.transaction_bytes_max() / 2
+    }
+
+    /// Is the running transaction as large as one may be?
+    pub fn is_transaction_full(&self) -> bool {
+        self.running_bytes.load(Ordering::Relaxed) > self.transaction_bytes_max()
+    }
+
     /// What an operation that adds metadata must see to first, before it takes any lock.
     pub fn pressure(&self) -> Pressure {
         if self.journal_used_bytes.load(Ordering::Relaxed) > self.journal_bytes / 2 {
             Pressure::Checkpoint
-        } else if self.running_bytes.load(Ordering::Relaxed) > self.transaction_bytes_max() {
+        } else if self.is_transaction_full() {
             Pressure::Commit
         } else {
             Pressure::None
         }
+    }
+
+    /// Before the journal is so full that changes must wait for a checkpoint they wait a little each, the longer the less room is
+    /// left: a checkpoint under way ends meanwhile, and nobody has to wait for all of it.
+    pub fn slow_down(&self) {
+        let span = self.journal_bytes / 8;
+        let over = self.journal_used_bytes.load(Ordering::Relaxed).saturating_sub(3 * span);
+        if over == 0 || span == 0 {
+            return;
+        }
+        let wait = SLOWEST.mul_f64((over as f64 / span as f64).min(1.0));
+        let mut tail = self.tail.lock();
+        self.tail_moved.wait_for(&mut tail, wait);
     }
 
     /// Sequence number of the transaction that appends go to now.
@@ -189,7 +218,7 @@ impl Metadata {
 
     /// Figures for `info` and `stats`.
     pub fn status(&self) -> serde_json::Value {
-        let pending = self.layers.read(|state| (state.pending.len(), state.pending_bytes));
+        let pending = self.layers.read(|state| (state.pending_records(), state.pending_bytes));
         serde_json::json!({
             "durable_sequence": self.durable_sequence(),
             "running_bytes": self.running_bytes.load(Ordering::Relaxed),
