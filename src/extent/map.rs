@@ -17,6 +17,9 @@ use std::sync::Arc;
 /// Bytes of file offset that are loaded together.
 const CHUNK_BYTES: u64 = 16 << 20;
 
+/// A map of so many blocks is small.
+const SMALL_BLOCKS_MAX: u64 = 1024;
+
 /// Data in an extent.
 #[derive(Clone, Debug)]
 pub struct Written {
@@ -188,6 +191,14 @@ impl FileExtents {
         }
     }
 
+    /// Loads the whole map if it is of so few blocks that one read of the metadata brings it: cheaper than looking for its end.
+    pub fn load_if_small(extents: &RankedMutex<FileExtents>, meta: &Metadata) -> Result<()> {
+        if extents.lock().blocks <= SMALL_BLOCKS_MAX {
+            Self::load(extents, meta, 0, FILE_SIZE_MAX)?;
+        }
+        Ok(())
+    }
+
     /// Reads what is missing of `start..end` from the metadata. Called without the lock; `lock` takes it for a moment.
     fn load(extents: &RankedMutex<FileExtents>, meta: &Metadata, start: u64, end: u64) -> Result<()> {
         loop {
@@ -236,10 +247,12 @@ impl FileExtents {
         if map.generation != reading.generation {
             return Ok(());
         }
-        let chunks: BTreeSet<u64> = found.iter().map(|(offset, _)| offset / CHUNK_BYTES).collect();
-        for chunk in chunks {
+        let mut chunks: BTreeMap<u64, Vec<(u64, MapRecord)>> = BTreeMap::new();
+        for record in found {
+            chunks.entry(record.0 / CHUNK_BYTES).or_default().push(record);
+        }
+        for (chunk, part) in chunks {
             let (begin, end) = (chunk * CHUNK_BYTES, (chunk + 1).saturating_mul(CHUNK_BYTES));
-            let part = found.iter().filter(|(offset, _)| *offset >= begin && *offset < end).cloned().collect();
             map.add_loaded(reading.generation, chunk, begin, end, part);
         }
         if let Some(loaded) = &mut map.loaded {
@@ -298,9 +311,14 @@ impl FileExtents {
         self.entries.range(begin..end.max(begin)).map(|(offset, entry)| (*offset, entry))
     }
 
-    /// Offset and end of the last entry in memory.
-    pub fn last_entry(&self) -> Option<(u64, u64)> {
-        self.entries.last_key_value().map(|(offset, entry)| (*offset, offset + block_ceil(entry.length)))
+    /// Offset and end of the last entry in memory that begins before `end`.
+    pub fn last_entry(&self, end: u64) -> Option<(u64, u64)> {
+        self.entries.range(..end).next_back().map(|(offset, entry)| (*offset, offset + block_ceil(entry.length)))
+    }
+
+    /// Is the whole map in memory?
+    pub fn is_complete(&self) -> bool {
+        self.loaded.as_ref().is_none_or(|loaded| loaded.contains(&u64::MAX))
     }
 
     /// Is every block of `start..end` unwritten and unclaimed?

@@ -4,8 +4,9 @@
 use super::Filesystem;
 use super::inode::Inode;
 use crate::error::{Error, Result};
+use crate::extent::FileExtents;
 use crate::meta::Batch;
-use crate::meta::records::OrphanRecord;
+use crate::meta::records::{FileKind, INODE_HAS_XATTRS, OrphanRecord};
 use crate::meta::schema::{self, Item, Parsed};
 use crate::units::InodeNumber;
 use std::sync::Arc;
@@ -57,20 +58,11 @@ impl Filesystem {
         if let Some(file) = &inode.file {
             self.cache.discard(file, 0..u64::MAX);
             file.set_size(0);
+            FileExtents::load_if_small(&file.extents.map, &self.meta)?;
             self.drop_behind(inode, file, 0, None)?;
         }
         let mut batch = Batch::new();
-        for kind in [Item::Xattr, Item::Link, Item::Symlink] {
-            let (mut from, end) = (schema::items(inode.number, kind), schema::items_end(inode.number, kind));
-            loop {
-                let (items, next) = self.meta.scan(&from, &end, 256)?;
-                items.into_iter().for_each(|(key, _)| batch.delete(key));
-                match next {
-                    Some(next) => from = next,
-                    None => break,
-                }
-            }
-        }
+        self.delete_items(inode, &mut batch)?;
         batch.delete(schema::inode(inode.number));
         batch.delete(schema::orphan(inode.number));
         let mut state = inode.state.lock();
@@ -80,6 +72,29 @@ impl Filesystem {
         self.table.remove(inode.number);
         self.note_activity();
         Ok(())
+    }
+
+    /// What there is beside the map. With the last name went the last record of a further link.
+    fn delete_items(&self, inode: &Inode, batch: &mut Batch) -> Result<()> {
+        let (kind, flags) = {
+            let state = inode.state.lock();
+            (state.record.kind(), state.record.flags)
+        };
+        if kind == FileKind::Symlink {
+            batch.delete(schema::symlink(inode.number));
+        }
+        if flags & INODE_HAS_XATTRS == 0 {
+            return Ok(());
+        }
+        let (mut from, end) = (schema::items(inode.number, Item::Xattr), schema::items_end(inode.number, Item::Xattr));
+        loop {
+            let (items, next) = self.meta.scan(&from, &end, 256)?;
+            items.into_iter().for_each(|(key, _)| batch.delete(key));
+            match next {
+                Some(next) => from = next,
+                None => return Ok(()),
+            }
+        }
     }
 
     /// After opening: finishes truncations at once, queues what has no name.

@@ -63,7 +63,8 @@ impl Filesystem {
         let keep = block_ceil(size);
         let mut is_marked = false;
         let mut last_block = keep;
-        while let Some((last, end)) = self.last_mapped(file)? {
+        let mut dropped_from = u64::MAX;
+        while let Some((last, end)) = self.last_mapped(file, dropped_from)? {
             let begin = keep.max(last / STEP_BYTES * STEP_BYTES);
             if end <= keep || begin == keep {
                 last_block = end.max(keep);
@@ -76,6 +77,7 @@ impl Filesystem {
                 map.remove(begin, u64::MAX)
             })?;
             hold = None;
+            dropped_from = begin;
             self.relieve_inside()?;
         }
         let mark = if is_marked { Mark::Clear } else { Mark::Keep };
@@ -120,16 +122,23 @@ impl Filesystem {
         match self.meta.pressure() {
             Pressure::None => Ok(()),
             Pressure::Commit => self.commit_now(),
-            Pressure::Checkpoint => self.meta.checkpoint(),
+            Pressure::Checkpoint => self.meta.relieve_journal(),
         }
     }
 
-    /// Offset and end of the last mapped range, in memory or stored.
-    fn last_mapped(&self, file: &CachedFile) -> Result<Option<(u64, u64)>> {
+    /// Offset and end of the last range mapped before `end`, in memory or stored. Behind it there are perhaps thousands of deletions
+    /// that are not in the index yet, and none of them is looked at.
+    fn last_mapped(&self, file: &CachedFile, end: u64) -> Result<Option<(u64, u64)>> {
         let inode = file.inode;
         // Memory first: a commit may collect the map and forget it at any moment, and then what was not stored before is.
-        let in_memory = file.extents.map.lock().last_entry();
-        let stored = self.meta.last(&schema::items(inode, schema::Item::Map), &schema::items_end(inode, schema::Item::Map))?;
+        let (in_memory, is_complete) = {
+            let map = file.extents.map.lock();
+            (map.last_entry(end), map.is_complete())
+        };
+        if is_complete {
+            return Ok(in_memory);
+        }
+        let stored = self.meta.last(&schema::items(inode, schema::Item::Map), &schema::map(inode, end))?;
         let stored = match stored {
             Some((key, record)) => {
                 let (offset, record) = parse_map(&key, &record)?;
