@@ -7,8 +7,9 @@ use crate::cache::CachedFile;
 use crate::error::{Error, Result};
 use crate::extent::FileExtents;
 use crate::lock::assert_may_wait;
+use crate::meta::Metadata;
 use crate::meta::records::{FileKind, InodeRecord};
-use crate::meta::{Metadata, schema};
+use crate::meta::schema::{self, Parsed};
 use crate::sync::Mutex;
 use crate::units::InodeNumber;
 use lru::LruCache;
@@ -19,6 +20,12 @@ use std::sync::atomic::Ordering;
 const SHARDS: usize = 16;
 /// Inodes kept in memory per shard beyond those in use.
 const KEPT_PER_SHARD: usize = 2048;
+/// Numbers so far apart are worth one look that sees what lies between them, too.
+const NEAR: u64 = 4;
+/// Fewer are looked up one by one.
+const RUN_MIN: usize = 4;
+/// Records that one look takes for each inode: itself, its map, those of unwanted neighbours.
+const RECORDS_PER_INODE: usize = 8;
 /// Inodes looked at for dropping when one is added.
 const TRIM_ATTEMPTS: usize = 8;
 
@@ -26,6 +33,8 @@ const TRIM_ATTEMPTS: usize = 8;
 struct Shard {
     lookups: HashMap<InodeNumber, u64>,
     cached: LruCache<InodeNumber, Arc<Inode>>,
+    /// Counts what was entered: while it stands still, what was not in memory has not changed either.
+    entered: u64,
 }
 
 /// See the module.
@@ -36,7 +45,7 @@ pub struct InodeTable {
 
 impl Default for InodeTable {
     fn default() -> InodeTable {
-        let shard = || Mutex::new(Shard { lookups: HashMap::new(), cached: LruCache::unbounded() });
+        let shard = || Mutex::new(Shard { lookups: HashMap::new(), cached: LruCache::unbounded(), entered: 0 });
         InodeTable { shards: (0..SHARDS).map(|_| shard()).collect() }
     }
 }
@@ -54,13 +63,39 @@ impl InodeTable {
         }
         assert_may_wait("loading an inode");
         let record = meta.get(&schema::inode(number))?.ok_or(Error::Stale)?;
-        let record = InodeRecord::decode(&record)?;
-        let file = (record.kind() == FileKind::Regular)
-            .then(|| Arc::new(CachedFile::new(FileExtents::stored(number, record.size, record.blocks))));
-        let inode = Arc::new(Inode::new(number, record, file, 0));
-        shard.cached.put(number, inode.clone());
-        shard.trim();
+        let inode = stored(number, &record)?;
+        shard.enter(inode.clone());
         Ok(inode)
+    }
+
+    /// Brings those of `numbers` into memory that lie near each other in the index, with one look a run. The others, and what cannot
+    /// be read, are left to `get`.
+    pub fn load_together(&self, mut numbers: Vec<InodeNumber>, meta: &Metadata) -> Result<()> {
+        let entered: Vec<u64> = self.shards.iter().map(|shard| shard.lock().entered).collect();
+        numbers.retain(|number| !self.shard(*number).lock().cached.contains(number));
+        numbers.sort_unstable();
+        numbers.dedup();
+        let mut found: Vec<Vec<Arc<Inode>>> = vec![Vec::new(); SHARDS];
+        for run in numbers.chunk_by(|before, next| next.0 - before.0 <= NEAR).filter(|run| run.len() >= RUN_MIN) {
+            let (Some(first), Some(last)) = (run.first(), run.last()) else { continue };
+            let (from, to) = (schema::inode(*first), schema::inode_end(*last));
+            let (items, _) = meta.scan(&from, &to, run.len() * RECORDS_PER_INODE)?;
+            for (key, record) in items {
+                let Some(Parsed::Inode(number)) = schema::parse(&key) else { continue };
+                if run.binary_search(&number).is_ok()
+                    && let Ok(inode) = stored(number, &record)
+                {
+                    found[number.0 as usize % SHARDS].push(inode);
+                }
+            }
+        }
+        for ((shard, found), entered) in self.shards.iter().zip(found).zip(entered) {
+            let mut shard = shard.lock();
+            if shard.entered == entered {
+                found.into_iter().for_each(|inode| shard.enter(inode));
+            }
+        }
+        Ok(())
     }
 
     /// The inode if it is in memory and nobody is loading one beside it.
@@ -70,9 +105,7 @@ impl InodeTable {
 
     /// Enters a new inode.
     pub fn insert(&self, inode: Arc<Inode>) {
-        let mut shard = self.shard(inode.number).lock();
-        shard.cached.put(inode.number, inode);
-        shard.trim();
+        self.shard(inode.number).lock().enter(inode);
     }
 
     /// Drops a deleted inode.
@@ -113,7 +146,20 @@ impl InodeTable {
     }
 }
 
+fn stored(number: InodeNumber, record: &[u8]) -> Result<Arc<Inode>> {
+    let record = InodeRecord::decode(record)?;
+    let file = (record.kind() == FileKind::Regular)
+        .then(|| Arc::new(CachedFile::new(FileExtents::stored(number, record.size, record.blocks))));
+    Ok(Arc::new(Inode::new(number, record, file, 0)))
+}
+
 impl Shard {
+    fn enter(&mut self, inode: Arc<Inode>) {
+        self.entered += 1;
+        self.cached.put(inode.number, inode);
+        self.trim();
+    }
+
     /// Drops the longest unused that nobody holds and that have nothing which is only in memory.
     fn trim(&mut self) {
         for _ in 0..TRIM_ATTEMPTS {

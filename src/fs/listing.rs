@@ -19,6 +19,17 @@ const ENTRIES_AT_ONCE: usize = 128;
 impl Filesystem {
     /// Lists `inode` behind `cookie` (0: from the start). `visit` gives false for an entry that it has no room for.
     pub fn readdir(&self, inode: InodeNumber, cookie: u64, visit: &mut dyn FnMut(DirectoryEntry<'_>) -> bool) -> Result<()> {
+        self.list_entries(inode, cookie, &|_| Ok(()), visit)
+    }
+
+    /// `prepare` is told of the entries that are about to be visited.
+    fn list_entries(
+        &self,
+        inode: InodeNumber,
+        cookie: u64,
+        prepare: &dyn Fn(&[(u64, CookieRecord)]) -> Result<()>,
+        visit: &mut dyn FnMut(DirectoryEntry<'_>) -> bool,
+    ) -> Result<()> {
         let directory = self.directory(inode)?;
         self.note_access(&directory);
         let (end, parent) = listing_end(&directory, cookie);
@@ -32,10 +43,15 @@ impl Filesystem {
         let to = schema::entry_by_cookie(inode, end);
         loop {
             let (items, next) = self.meta.scan(&from, &to, ENTRIES_AT_ONCE)?;
+            let mut entries = Vec::with_capacity(items.len());
             for (key, record) in &items {
-                let Some(Parsed::EntryByCookie { cookie, .. }) = schema::parse(key) else { continue };
-                let record = CookieRecord::decode(record)?;
-                let entry = DirectoryEntry { inode: record.inode, next: cookie, kind: record.kind, name: &record.name };
+                if let Some(Parsed::EntryByCookie { cookie, .. }) = schema::parse(key) {
+                    entries.push((cookie, CookieRecord::decode(record)?));
+                }
+            }
+            prepare(&entries)?;
+            for (cookie, record) in &entries {
+                let entry = DirectoryEntry { inode: record.inode, next: *cookie, kind: record.kind, name: &record.name };
                 if !visit(entry) {
                     return Ok(());
                 }
@@ -55,7 +71,10 @@ impl Filesystem {
         visit: &mut dyn FnMut(DirectoryEntry<'_>, &Attributes) -> bool,
     ) -> Result<()> {
         let mut failed = None;
-        self.readdir(inode, cookie, &mut |entry| {
+        let prepare = |entries: &[(u64, CookieRecord)]| {
+            self.table.load_together(entries.iter().map(|(_, record)| record.inode).collect(), &self.meta)
+        };
+        self.list_entries(inode, cookie, &prepare, &mut |entry| {
             let is_dot = entry.next < COOKIE_FIRST;
             // Counted first: an inode that the kernel knows is not reaped.
             if !is_dot {
