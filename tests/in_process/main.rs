@@ -29,6 +29,7 @@ mod model;
 mod nowait;
 mod panics;
 mod paths;
+mod scale;
 mod semantics;
 mod stress;
 mod tidy;

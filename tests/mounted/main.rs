@@ -26,6 +26,7 @@ mod recording_file;
 #[expect(dead_code, reason = "the workload here needs only some of what the model knows")]
 #[path = "../common/reference_model.rs"]
 mod reference_model;
+mod scale;
 mod smoke;
 mod transport;
 mod work;
