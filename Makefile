@@ -7,6 +7,9 @@ SEEDS  ?= 200
 CUTS   ?= 200
 SCHEDULES ?= 1000
 SECONDS ?= 60
+ROUNDS ?= 3
+SCALE ?= 100000
+comma := ,
 TARGET ?=
 # rustup's place is looked at too: sudo and su often leave it out of PATH.
 CARGO  ?= $(or $(shell command -v cargo 2>/dev/null),$(wildcard $(HOME)/.cargo/bin/cargo),cargo)
@@ -14,7 +17,7 @@ TARGET_DIR ?= $(or $(CARGO_TARGET_DIR),target)
 SUMFS  := $(TARGET_DIR)/release/sumfs
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build test mounted crash powercut fuzz shuttle stress lint fmt bench install mount
+.PHONY: help deps build test mounted crash powercut fuzz shuttle stress lint fmt bench bench-compare scale install mount
 
 # $(call need,COMMAND,DEBIAN PACKAGES): installs the packages unless the command is there.
 need = @command -v $(1) >/dev/null 2>&1 || { \
@@ -23,8 +26,8 @@ need = @command -v $(1) >/dev/null 2>&1 || { \
 	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(2); }
 
 help: ## List the targets
-	@echo "Targets (STORE=$(STORE) MNT=$(MNT) PREFIX=$(PREFIX) SEEDS=$(SEEDS) CUTS=$(CUTS) SCHEDULES=$(SCHEDULES) SECONDS=$(SECONDS)):"
-	@sed -n 's/^\([a-z]*\):.*## /  \1	/p' $(MAKEFILE_LIST) | expand -t 14
+	@echo "Targets (STORE=$(STORE) MNT=$(MNT) PREFIX=$(PREFIX) SEEDS=$(SEEDS) CUTS=$(CUTS) SCHEDULES=$(SCHEDULES) SECONDS=$(SECONDS) ROUNDS=$(ROUNDS) SCALE=$(SCALE)):"
+	@sed -n 's/^\([a-z-]*\):.*## /  \1	/p' $(MAKEFILE_LIST) | expand -t 18
 
 deps: ## Install what building needs (Debian packages by name; Rust must be there)
 	@command -v $(CARGO) >/dev/null 2>&1 || { \
@@ -82,6 +85,15 @@ bench: build ## All benchmarks, each with the command that made it, then a compa
 	$(call need,mkfs.btrfs,btrfs-progs)
 	for name in nowait direct readers loop_device micro submission; do TMPDIR="$${BENCH_DIR:-/dev/shm}" $(CARGO) bench -q --bench $$name || exit 1; done
 	python3 tests/bench/compare.py --bin $(SUMFS) --fs sumfs,btrfs
+
+bench-compare: build ## The comparison alone; stores the ratios and prints what changed since the last time; ROUNDS= says how often; as root
+	$(call need,fio,fio)
+	$(call need,mkfs.btrfs,btrfs-progs)
+	python3 tests/bench/compare.py --bin $(SUMFS) --fs sumfs,btrfs$(if $(CEILING),$(comma)ceiling) --rounds $(ROUNDS) \
+		--keep $(TARGET_DIR)/bench-compare
+
+scale: build ## Large trees, directories and files on a mount, memory, mount times; SCALE= says how large (1000000); as root
+	TMPDIR="$${BENCH_DIR:-/dev/shm}" SCALE=$(SCALE) $(CARGO) bench -q --bench scale
 
 install: build ## Install PREFIX/bin/sumfs, and /sbin/mount.fuse.sumfs for mount(8) and fstab
 	install -D -m 755 $(SUMFS) $(DESTDIR)$(PREFIX)/bin/sumfs

@@ -3,7 +3,8 @@
 and print one table: medians, and sumfs as a ratio to each of the others. Needs root, fio, btrfs-progs.
 
 usage: compare.py [--fs sumfs,btrfs,ceiling] [--bin PATH_OF_SUMFS] [--opts MOUNT_OPTIONS] [--backing DIR] [--rounds N]
-                  [--only buffered,direct,stream,loop,meta] [--secs N] [--size MiB] [--files N] [--json OUT]
+                  [--only buffered,direct,stream,loop,meta] [--secs N] [--size MiB] [--files N] [--json OUT] [--keep DIR]
+--keep stores the ratios with date, machine and command as a JSON file in DIR and prints how they changed since the last one there.
 Rates differ from machine to machine and hour to hour; the ratios of one run are what counts.
 """
 import argparse, json, os, shutil, statistics, subprocess, sys, tempfile, time
@@ -46,7 +47,7 @@ class Target:
 ap = argparse.ArgumentParser(); a = ap.add_argument
 a("--fs", default="sumfs,btrfs,ceiling"); a("--bin", default="target/release/sumfs"); a("--opts", default=""); a("--backing", default="/dev/shm")
 a("--image", default="6G"); a("--rounds", type=int, default=3); a("--only", default="buffered,direct,stream,loop,meta")
-a("--secs", default="3"); a("--size", default="1024"); a("--files", default="10000"); a("--json")
+a("--secs", default="3"); a("--size", default="1024"); a("--files", default="10000"); a("--json"); a("--keep")
 o = ap.parse_args(); names = o.fs.split(","); runs = {n: [] for n in names}
 for r in range(o.rounds):
     for n in names if r % 2 == 0 else reversed(names):
@@ -65,13 +66,44 @@ def med(n, k):
     return statistics.median(v) if v else None
 first, rest = names[0], names[1:]
 print("| workload | " + " | ".join(names) + " | " + " | ".join(f"{first}/{n}" for n in rest) + " |"); print("|---" * (1 + len(names) + len(rest)) + "|")
-prod = {n: [] for n in rest}
+prod = {n: [] for n in rest}; ratios = {}; rates = {}
 for k in keys:
-    m = {n: med(n, k) for n in names}; row = [("-" if m[n] is None else f"{m[n]:.0f}" if m[n] > 20 else f"{m[n]:.2f}") for n in names]
+    m = {n: med(n, k) for n in names}; rates[k] = m; row = [("-" if m[n] is None else f"{m[n]:.0f}" if m[n] > 20 else f"{m[n]:.2f}") for n in names]
     for n in rest:
-        if m[first] and m[n] and not k.endswith("_s"): q = m[first] / m[n]; prod[n].append(q); row.append(f"{q:.2f}")
+        if m[first] and m[n] and not k.endswith("_s"): q = m[first] / m[n]; prod[n].append(q); ratios.setdefault(k, {})[n] = round(q, 3); row.append(f"{q:.2f}")
         else: row.append("-")
     print(f"| {k} | " + " | ".join(row) + " |")
 for n in rest:
     if prod[n]: print(f"{first}/{n}: geometric mean {statistics.geometric_mean(prod[n]):.2f} over {len(prod[n])} workloads, least {min(prod[n]):.2f}")
 if o.json: json.dump(runs, open(o.json, "w"))
+
+def machine():
+    cpu = next((l.split(": ")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), "unknown")
+    fs = sh("df", "--output=fstype", o.backing).stdout.split()[-1]
+    return f"Linux {os.uname().release}, {os.cpu_count()} x {cpu}, backing on {fs}"
+
+def show_change(old, new):
+    print(f"\nChange of the ratios since {old['date']}")
+    for k in ("machine", "command"):
+        if old[k] != new[k]: print(f"  another {k} then: {old[k]}\n  now: {new[k]}")
+    print("| workload | against | then | now | now/then |\n|---|---|---|---|---|")
+    changes = {}
+    for k, per in new["ratios"].items():
+        for n, now in per.items():
+            then = old["ratios"].get(k, {}).get(n)
+            if then and now: changes.setdefault(n, []).append(now / then); print(f"| {k} | {n} | {then:.2f} | {now:.2f} | {now / then:.2f} |")
+    for n, c in changes.items():
+        print(f"against {n}: geometric mean of the changes {statistics.geometric_mean(c):.2f} over {len(c)} workloads, least {min(c):.2f}, most {max(c):.2f}")
+    gone = [k for k in old["ratios"] if k not in new["ratios"]]
+    if gone: print("not measured now: " + ", ".join(gone))
+
+if o.keep:
+    os.makedirs(o.keep, exist_ok=True)
+    new = {"date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()), "machine": machine(), "command": " ".join(["compare.py", *sys.argv[1:]]),
+           "rounds": o.rounds, "means": {n: round(statistics.geometric_mean(v), 3) for n, v in prod.items() if v}, "ratios": ratios, "rates": rates}
+    kept = sorted(f for f in os.listdir(o.keep) if f.startswith("compare-") and f.endswith(".json"))
+    path = os.path.join(o.keep, time.strftime("compare-%Y%m%d-%H%M%S.json", time.gmtime()))
+    with open(path, "w") as f: json.dump(new, f, indent=1)
+    print(f"\n{new['date']}, {new['machine']}\n{new['command']}\nstored in {path}")
+    if kept: show_change(json.load(open(os.path.join(o.keep, kept[-1]))), new)
+    else: print("nothing to compare with: this is the first one here")
