@@ -115,7 +115,7 @@ pub struct ReadFlags {
 /// How to write.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WriteFlags {
-    /// From the kernel's cache: the times are the kernel's.
+    /// From the kernel's cache: the times are the kernel's if it caches writes (`kernel_caches`).
     pub from_cache: bool,
     /// O_DIRECT: on the device before it returns.
     pub direct: bool,

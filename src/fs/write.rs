@@ -121,9 +121,12 @@ impl Filesystem {
     }
 
     fn note_written(&self, inode: &Arc<Inode>, flags: WriteFlags) {
-        if !flags.from_cache || flags.kill_suid {
+        // With its cache in front the kernel stamps what it takes, and sends the times itself. Without, only mapped pages come from
+        // its cache, and nobody else stamps those.
+        let stamps = !(flags.from_cache && self.options.kernel_caches);
+        if stamps || flags.kill_suid {
             let mut state = inode.state.lock();
-            if !flags.from_cache {
+            if stamps {
                 let time = now();
                 state.record.modified = time;
                 state.record.changed = time;

@@ -237,6 +237,29 @@ pub fn shared_mapping(root: &Path) {
     assert_same(&std::fs::read(&path).unwrap(), &expected, "after the mapping is gone");
 }
 
+/// 5 is CLOCK_REALTIME_COARSE, which stamps files: a change in the same tick would not show.
+const WRITE_THROUGH_A_MAPPING: &str = r#"
+import mmap, os, sys, time
+path = sys.argv[1]
+for read_first, at in ((False, 10), (True, 10), (True, 30000)):
+    os.utime(path, (1000, 1000))
+    before = os.stat(path)
+    while time.clock_gettime_ns(5) <= before.st_ctime_ns: pass
+    with open(path, 'r+b') as f, mmap.mmap(f.fileno(), 0) as m:
+        read_first and m[at]
+        m[at:at + 4] = b'over'
+    after = os.stat(path)
+    assert before.st_mtime == 1000 and after.st_mtime > 1000, (read_first, at)
+    assert after.st_ctime_ns > before.st_ctime_ns, (read_first, at)
+"#;
+
+/// What a program writes through a mapping moves the times of the file, whether it read the page before or not.
+pub fn a_mapping_stamps_its_file(root: &Path) {
+    let path = root.join("stamped");
+    std::fs::write(&path, pattern(50_000, 9)).unwrap();
+    run("python3", &["-c", WRITE_THROUGH_A_MAPPING, path.to_str().unwrap()]).expect_success();
+}
+
 /// copy_file_range inside the mount (std::fs::copy uses it).
 pub fn copy(root: &Path) {
     let expected = pattern((3 << 20) + 5, 10);

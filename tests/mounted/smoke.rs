@@ -98,6 +98,7 @@ in_both_cache_modes![
     content::fallocate,
     content::sparse_to_eight_tebibytes,
     content::shared_mapping,
+    content::a_mapping_stamps_its_file,
     content::copy,
     content::many_writers,
     content::unlinked_but_open,
