@@ -193,6 +193,15 @@ fn unmount_by_fusermount(mountpoint: &Path, lazy: bool) -> io::Result<()> {
     if text.contains("busy") { Err(Errno::BUSY.into()) } else { Err(io::Error::other(text)) }
 }
 
+/// Shows the file system mounted at `mountpoint` at `second` too, there with these flags. Root only.
+pub fn mount_again(mountpoint: &Path, second: &Path, flags: MountFlags) -> io::Result<()> {
+    rustix::mount::mount_bind(mountpoint, second)?;
+    rustix::mount::mount_remount(second, flags | MountFlags::BIND, "").inspect_err(|_| {
+        unmount(second, false).ok();
+    })?;
+    Ok(())
+}
+
 /// Makes the file system mounted at `mountpoint` read-only for the kernel too, keeping its other flags. EBUSY while files are
 /// open for writing. The kernel first writes its dirty pages out, so this is never called from a thread that answers requests.
 pub fn remount_read_only(mountpoint: &Path) -> io::Result<()> {
@@ -223,6 +232,8 @@ fn flags_of(options: &str) -> MountFlags {
 pub struct Mounted {
     /// `major:minor` of the file system, the name of its directory in /sys/class/bdi.
     pub device: String,
+    /// Which of its directories is seen there; all of it: `/`.
+    pub root: PathBuf,
     /// Where.
     pub mountpoint: PathBuf,
     /// The flags of this mount: `rw,nosuid,...`.
@@ -249,13 +260,15 @@ fn parse_mount(line: &[u8]) -> Option<Mounted> {
     let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
     let mut fields = line.split(|byte| *byte == b' ');
     let device = text(fields.nth(2)?);
-    let mountpoint = fields.nth(1)?;
+    let root = fields.next()?;
+    let mountpoint = fields.next()?;
     let options = text(fields.next()?);
     let mut rest = fields.skip_while(|field| *field != b"-").skip(1);
     let file_system_type = text(rest.next()?);
     let source = rest.next()?;
     Some(Mounted {
         device,
+        root: PathBuf::from(unescape(root)),
         mountpoint: PathBuf::from(unescape(mountpoint)),
         options,
         file_system_type,
@@ -448,6 +461,7 @@ mod tests {
         let line = br"36 35 0:52 / /mnt/my\040files ro,nosuid shared:1 master:2 - fuse.sumfs /var/lib/a\134b rw,user_id=0";
         let mounted = parse_mount(line).unwrap();
         assert_eq!(mounted.device, "0:52");
+        assert_eq!(mounted.root, Path::new("/"));
         assert_eq!(mounted.mountpoint, Path::new("/mnt/my files"));
         assert_eq!(mounted.source, Path::new(r"/var/lib/a\b"));
         assert_eq!(mounted.file_system_type, FILE_SYSTEM_TYPE);

@@ -7,7 +7,7 @@
 
 use super::options::{self, MountOptions};
 use super::{Failure, Outcome, WithCode, daemon, mountinfo};
-use crate::sys;
+use crate::sys::{self, Mounted};
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -80,21 +80,37 @@ pub fn run(arguments: &Arguments) -> Outcome {
     if arguments.fake {
         return Ok(0);
     }
-    if let Some(mount) = mountinfo::mount_of_store(&plan.store).or_code(CODE_FAILED)? {
-        let (store, at) = (plan.store.display(), mount.mountpoint.display());
-        return Err(Failure::new(
-            CODE_FAILED,
-            format!("{store} is already mounted at {at}; use it there, or first run: sumfs umount {at}"),
-        ));
+    match mountinfo::mount_of_store(&plan.store).or_code(CODE_FAILED)? {
+        Some(mount) => mount_again(&plan, &mount, arguments.foreground)?,
+        None if arguments.foreground => return daemon::run(&plan),
+        None => start_daemon(arguments, &plan)?,
     }
-    if arguments.foreground {
-        return daemon::run(&plan);
-    }
-    start_daemon(arguments, &plan)?;
     if arguments.verbose {
         println!("{} mounted on {}", plan.store.display(), plan.mountpoint.display());
     }
     Ok(0)
+}
+
+/// A store that is mounted elsewhere already, which a kernel's file system would show twice: so do we. The flags are those of this
+/// mount, all else is what the first was told.
+fn mount_again(plan: &Plan, mount: &Mounted, foreground: bool) -> Result<(), Failure> {
+    let (store, at) = (plan.store.display(), mount.mountpoint.display());
+    // Not to be served in front, there already, or its daemon is gone.
+    let is_usable = !foreground && mount.mountpoint != plan.mountpoint && mount.root == Path::new("/");
+    let state = rustix::fs::statvfs(&mount.mountpoint).ok().filter(|_| is_usable && rustix::process::geteuid().is_root());
+    let Some(state) = state else {
+        let message = format!("{store} is already mounted at {at}; use it there, or first run: sumfs umount {at}");
+        return Err(Failure::new(CODE_FAILED, message));
+    };
+    if state.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY) && !plan.options.filesystem.read_only {
+        let message = format!(
+            "{store} is already mounted at {at}, read-only; mount it with -o ro here too, or first run: sumfs umount {at}"
+        );
+        return Err(Failure::new(CODE_FAILED, message));
+    }
+    let second = &plan.mountpoint;
+    sys::mount_again(&mount.mountpoint, second, plan.options.mount_flags())
+        .map_err(|error| Failure::new(CODE_FAILED, format!("mounting {at} again on {}: {error}", second.display())))
 }
 
 /// Everything that can be found wrong before anything is touched.
@@ -187,9 +203,9 @@ fn remount(arguments: &Arguments, options: &MountOptions) -> Outcome {
     let mountpoint = existing_mountpoint(&arguments.mountpoint)?;
     let at = mountpoint.display();
     let entry = mountinfo::mount_at(&mountpoint).or_code(CODE_FAILED)?.filter(mountinfo::is_sumfs);
-    let is_named = entry.is_some_and(|entry| entry.source == arguments.store);
-    if !is_named && mountinfo::mount_of_store(&arguments.store).ok().flatten().is_none_or(|mount| mount.mountpoint != mountpoint)
-    {
+    let named = mountinfo::mount_of_store(&arguments.store).ok().flatten();
+    let is_named = |entry: Mounted| entry.source == arguments.store || named.is_some_and(|named| named.device == entry.device);
+    if !entry.is_some_and(is_named) {
         return Err(Failure::new(
             CODE_FAILED,
             format!("{} is not mounted at {at}; mount it without the option remount", arguments.store.display()),

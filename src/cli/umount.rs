@@ -31,12 +31,16 @@ pub struct SyncArguments {
     mountpoint: PathBuf,
 }
 
-/// Unmounts; returns when all is durable and the store is free for the next mount, check or mkfs.
+/// Unmounts; returns when all is durable and the store, unless it is mounted a second time, is free for the next mount, check or mkfs.
 pub fn run(arguments: &Arguments) -> Outcome {
     let mount = sumfs_mount(&arguments.mountpoint)?;
     let timeout = Duration::from_secs(arguments.timeout);
     let farewell = ask_for_farewell(&mount);
     unmount(&mount.mountpoint)?;
+    // Seen elsewhere still, so the daemon goes on.
+    if mountinfo::mounts().or_code(1)?.iter().any(|other| other.device == mount.device) {
+        return Ok(0);
+    }
     let closed = match farewell {
         Some(mut farewell) => farewell.reply(Some(timeout)).map(|_| ()),
         None => StoreDirectory::open(&mount.source, true, Some(timeout)).map(|_| ()),

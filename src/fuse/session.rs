@@ -438,27 +438,37 @@ fn unmount_on_signal(signals: TerminationSignals, mountpoint: &Path, device: Opt
             Signalled::Nothing => continue,
             Signalled::Signal(signal) => tracing::info!("signal {signal}: unmounting {}", mountpoint.display()),
         }
-        let mut stopped = false;
-        let result = unmount_with_grace(mountpoint, device, &mut |pause| match signals.wait(Some(pause)) {
-            Signalled::Nothing => Patience::Left,
-            Signalled::Signal(_) => Patience::Gone,
-            Signalled::Stopped => {
-                stopped = true;
-                Patience::Needless
+        for place in places_of(mountpoint, device) {
+            let mut stopped = false;
+            let result = unmount_with_grace(&place, device, &mut |pause| match signals.wait(Some(pause)) {
+                Signalled::Nothing => Patience::Left,
+                Signalled::Signal(_) => Patience::Gone,
+                Signalled::Stopped => {
+                    stopped = true;
+                    Patience::Needless
+                }
+            });
+            let shown = place.display();
+            match result {
+                Ok(Unmounted::Lazily) => tracing::warn!(
+                    "{shown} is in use: detached; the daemon goes on until the last user has closed its files there"
+                ),
+                Ok(_) => {}
+                Err(error) => tracing::error!("cannot unmount {shown}: {error}"),
             }
-        });
-        match result {
-            Ok(Unmounted::Lazily) => tracing::warn!(
-                "{} is in use: detached; the daemon goes on until the last user has closed its files there",
-                mountpoint.display()
-            ),
-            Ok(_) => {}
-            Err(error) => tracing::error!("cannot unmount {}: {error}", mountpoint.display()),
-        }
-        if stopped {
-            return;
+            if stopped {
+                return;
+            }
         }
     }
+}
+
+/// Everywhere that the file system is mounted, the last one first.
+fn places_of(mountpoint: &Path, device: Option<&str>) -> Vec<PathBuf> {
+    let mounts = sys::mounts().unwrap_or_default().into_iter().rev();
+    let found: Vec<PathBuf> =
+        mounts.filter(|mount| Some(mount.device.as_str()) == device).map(|mount| mount.mountpoint).collect();
+    if found.is_empty() { vec![mountpoint.to_owned()] } else { found }
 }
 
 #[cfg(test)]

@@ -46,7 +46,9 @@ impl Place {
 impl Drop for Place {
     /// After a failure a daemon may be left.
     fn drop(&mut self) {
-        rustix::mount::unmount(self.mountpoint(), rustix::mount::UnmountFlags::DETACH).ok();
+        for mountpoint in [self.mountpoint(), self.at("second"), self.at("other")] {
+            rustix::mount::unmount(mountpoint, rustix::mount::UnmountFlags::DETACH).ok();
+        }
     }
 }
 
@@ -129,20 +131,66 @@ fn mounting_with_options_that_are_wrong() {
 }
 
 #[test]
-fn a_second_mount_is_refused_and_the_first_is_unharmed() {
+fn a_second_mount_at_the_same_place_is_refused_and_the_first_is_unharmed() {
     let mount = Mount::with_size("64M", "");
     fs::write(mount.path().join("file"), "x").unwrap();
-    let other = mount.beside("other");
-    fs::create_dir(&other).unwrap();
-    for mountpoint in [&other, &mount.path()] {
-        let ran = sumfs(&["mount", text(&mount.store()), text(mountpoint)]);
-        ran.expect_failure(32, &[text(&mount.path()), "already mounted", "sumfs umount"]);
-    }
-    // Through another name of the store.
+    // Also through another name of the store.
     let alias = mount.beside("alias");
     symlink(mount.store(), &alias).unwrap();
-    sumfs(&["mount", text(&alias), text(&other)]).expect_failure(32, &["already mounted"]);
+    for store in [&mount.store(), &alias] {
+        let ran = sumfs(&["mount", text(store), text(&mount.path())]);
+        ran.expect_failure(32, &[text(&mount.path()), "already mounted", "sumfs umount"]);
+    }
+    // To serve it in front takes the store itself.
+    let other = mount.beside("other");
+    fs::create_dir(&other).unwrap();
+    let ran = sumfs(&["mount", text(&mount.store()), text(&other), "-f"]);
+    ran.expect_failure(32, &["already mounted", text(&mount.path())]);
     assert_eq!(fs::read_to_string(mount.path().join("file")).unwrap(), "x");
+}
+
+/// As with a file system of the kernel's, a second mount elsewhere shows the same files, with flags of its own.
+#[test]
+fn a_second_mount_elsewhere_shows_the_same() {
+    let place = Place::new();
+    let (first, second) = (place.mountpoint(), place.at("second"));
+    fs::create_dir(&second).unwrap();
+    place.mount(&[]).expect_success();
+    mount(&place.store(), &second, &["-o", "ro,nosuid"]).expect_success();
+    fs::write(first.join("file"), "x").unwrap();
+    assert_eq!(fs::read_to_string(second.join("file")).unwrap(), "x");
+    let refused = fs::write(second.join("file"), "y").unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(rustix::io::Errno::ROFS.raw_os_error()));
+    mount(&place.store(), &second, &["-o", "remount,rw"]).expect_success();
+    fs::rename(second.join("file"), second.join("renamed")).unwrap();
+    assert_eq!(fs::read_to_string(first.join("renamed")).unwrap(), "x");
+    for mountpoint in [&first, &second] {
+        assert!(sumfs(&["info", text(mountpoint)]).expect_success().stdout.contains(text(mountpoint)));
+    }
+    // The one that began it goes first; the store stays in use until the other has gone too.
+    place.umount().expect_success();
+    assert_eq!(fs::read_to_string(second.join("renamed")).unwrap(), "x");
+    sumfs(&["check", text(&place.store())]).expect_failure(8, &[text(&second)]);
+    sumfs(&["umount", text(&second)]).expect_success();
+    let lock = File::open(place.store().join("lock")).unwrap();
+    assert_eq!(rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive), Ok(()));
+    drop(lock);
+    // What is read-only as a whole cannot be written elsewhere.
+    place.mount(&["-o", "ro"]).expect_success();
+    mount(&place.store(), &second, &[]).expect_failure(32, &["read-only", "-o ro"]);
+    place.umount().expect_success();
+    // A signal to the daemon takes both away.
+    place.mount(&[]).expect_success();
+    mount(&place.store(), &second, &[]).expect_success();
+    let info = sumfs(&["info", text(&second), "--json"]).expect_success();
+    let pid = serde_json::from_str::<serde_json::Value>(&info.stdout).unwrap()["pid"].as_i64().unwrap();
+    let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let lock = File::open(place.store().join("lock")).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    assert!(!first.join("renamed").exists() && !second.join("renamed").exists());
+    drop(lock);
+    sumfs(&["check", text(&place.store()), "--data"]).expect_success();
 }
 
 #[test]
@@ -283,8 +331,7 @@ fn a_mount_with_a_name() {
     sumfs(&["sync", text(&mountpoint)]).expect_success();
     sumfs(&["stats", text(&mountpoint)]).expect_success();
     sumfs(&["check", text(&store)]).expect_failure(8, &[text(&mountpoint), "sumfs umount"]);
-    fs::create_dir(place.at("other")).unwrap();
-    mount(&store, &place.at("other"), &[]).expect_failure(32, &["already mounted", text(&mountpoint)]);
+    mount(&store, &mountpoint, &[]).expect_failure(32, &["already mounted", text(&mountpoint)]);
     sumfs(&["mount", "another", text(&mountpoint), "-o", "remount,ro"]).expect_failure(32, &["another", "not mounted"]);
     place.mount(&["-o", "remount,ro"]).expect_success();
     assert!(fs::write(mountpoint.join("file"), "x").is_err());
