@@ -11,13 +11,14 @@ ROUNDS ?= 3
 SCALE ?= 100000
 comma := ,
 TARGET ?=
+GROUP  ?= quick
 # rustup's place is looked at too: sudo and su often leave it out of PATH.
 CARGO  ?= $(or $(shell command -v cargo 2>/dev/null),$(wildcard $(HOME)/.cargo/bin/cargo),cargo)
 TARGET_DIR ?= $(or $(CARGO_TARGET_DIR),target)
 SUMFS  := $(TARGET_DIR)/release/sumfs
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build test mounted crash powercut fuzz shuttle stress lint fmt bench bench-compare scale install mount
+.PHONY: help deps build test mounted crash powercut fuzz shuttle stress xfstests lint fmt bench bench-compare scale install mount
 
 # $(call need,COMMAND,DEBIAN PACKAGES): installs the packages unless the command is there.
 need = @command -v $(1) >/dev/null 2>&1 || { \
@@ -71,6 +72,9 @@ shuttle: deps ## Only the models of threads; SCHEDULES= says how many schedules 
 stress: deps ## Only the stress of all operations at once, lock ranks asserted; SECONDS= says how long
 	CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true STRESS_SECONDS=$(SECONDS) \
 		$(CARGO) test --release --target-dir $(TARGET_DIR)/asserted --test in_process stress -- --nocapture
+
+xfstests: build ## xfstests on a mount: XFSTESTS_DIR= a built checkout of it, GROUP= its tests, CACHE= none, writeback or (without) both; as root
+	XFSTESTS_DIR="$(XFSTESTS_DIR)" SUMFS=$(SUMFS) xfstests-config/run.sh -g $(GROUP)
 
 lint: deps ## Formatting, clippy, documentation: no warning passes
 	$(CARGO) fmt --check
