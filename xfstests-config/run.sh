@@ -29,12 +29,12 @@ for user in fsgqa fsgqa2 123456-fsgqa; do
 	getent passwd "$user" >/dev/null || fail "no user $user: useradd --badname -m $user"
 done
 : "${SUMFS_PLACE:=/var/tmp/sumfs-xfstests}" "${SUMFS_SIZE:=10G}" "${TIME_LIMIT:=900}" "${EXCLUDE:=yes}"
-export SUMFS SUMFS_CONFIG SUMFS_PLACE SUMFS_SIZE
+export SUMFS SUMFS_CONFIG SUMFS_PLACE SUMFS_SIZE SUMFS_RUN=$$
 export HOST_OPTIONS=$SUMFS_CONFIG/local.config
 [ $# -gt 0 ] || set -- -g quick
 [ "$EXCLUDE" = no ] || set -- -E "$SUMFS_CONFIG/exclude" "$@"
 
-helper=/sbin/mount.fuse.sumfs-xfstests
+helper=/sbin/mount.fuse.sumfs-$SUMFS_RUN
 session=
 
 clean_up() {
@@ -88,7 +88,7 @@ run_mode() {
 	export CACHE=$mode RESULT_BASE=$SUMFS_PLACE/results-$mode
 	for name in test scratch; do
 		umount "$SUMFS_PLACE/$name" 2>/dev/null
-		rm -rf "$SUMFS_PLACE/sumfs-$name.store"
+		rm -rf "$SUMFS_PLACE/$name.store"
 	done
 	mkdir -p "$RESULT_BASE" "$SUMFS_PLACE/test" "$SUMFS_PLACE/scratch"
 	install_helper
@@ -104,9 +104,9 @@ run_mode() {
 	wait "$watcher" 2>/dev/null
 	for name in test scratch; do
 		! mountpoint -q "$SUMFS_PLACE/$name" || "$SUMFS" umount "$SUMFS_PLACE/$name" || code=1
-		[ -d "$SUMFS_PLACE/sumfs-$name.store" ] || continue
+		[ -d "$SUMFS_PLACE/$name.store" ] || continue
 		echo "sumfs check --data, $name:"
-		"$SUMFS" check --data "$SUMFS_PLACE/sumfs-$name.store" || code=1
+		"$SUMFS" check --data "$SUMFS_PLACE/$name.store" || code=1
 	done
 	return "$code"
 }
