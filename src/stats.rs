@@ -207,6 +207,8 @@ counters! {
         healed_index_pages,
         /// Journal records recovered from a second copy.
         healed_journal_records,
+        /// Copies of data blocks written anew from another one.
+        repaired_blocks,
     }
 }
 

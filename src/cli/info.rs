@@ -109,6 +109,7 @@ pub fn describe_store(store: &StoreDirectory) -> Value {
             "incompat": feature_names(FeatureKind::Incompat, superblock.incompat),
         },
         "group_bytes": u64::from(superblock.blocks_per_group) * BLOCK_SIZE,
+        "data_profile": if superblock.has_two_copies() { "dup" } else { "single" },
         "devices": devices.collect::<Vec<_>>(),
         "journal": { "path": superblock.journal_path, "bytes": superblock.journal_bytes },
     })
@@ -182,7 +183,7 @@ fn info_table(info: &Value) -> String {
         ),
         ("space", format!("{} size, {} used, {} free", bytes("size_bytes"), bytes("used_bytes"), bytes("free_bytes"))),
         ("inodes", text("inodes")),
-        ("groups", format!("{groups} of {}", bytes("group_bytes"))),
+        ("groups", format!("{groups} of {}, data {}", bytes("group_bytes"), text("data_profile"))),
     ];
     for device in info.get("devices").and_then(Value::as_array).into_iter().flatten() {
         let path = device.get("path").and_then(Value::as_str).unwrap_or("-");

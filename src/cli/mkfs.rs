@@ -2,7 +2,7 @@
 
 use super::info::show_bytes;
 use super::{Outcome, WithCode};
-use crate::store::{CreateOptions, StoreDirectory, parse_size};
+use crate::store::{CreateOptions, DataProfile, StoreDirectory, parse_size};
 use std::path::PathBuf;
 
 /// Arguments of `sumfs mkfs`.
@@ -22,9 +22,19 @@ pub struct Arguments {
     /// A name for the store, shown by `sumfs info`.
     #[arg(long)]
     label: Option<String>,
+    /// How often data is kept: once, or twice (on two devices if there are, else far apart on the one); twice takes twice the space.
+    #[arg(long, value_name = "PROFILE", default_value = "single")]
+    data: Profile,
     /// Overwrite what is there, also a store.
     #[arg(long)]
     force: bool,
+}
+
+/// The profiles as they are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Profile {
+    Single,
+    Dup,
 }
 
 fn parse_size_argument(text: &str) -> Result<u64, String> {
@@ -38,12 +48,14 @@ pub fn run(arguments: &Arguments) -> Outcome {
         devices: arguments.devices.clone(),
         journal: arguments.journal.clone(),
         label: arguments.label.clone(),
+        data: if arguments.data == Profile::Dup { DataProfile::Dup } else { DataProfile::Single },
         force: arguments.force,
     };
     let superblock = StoreDirectory::create(&arguments.store, options).or_code(1)?;
     let bytes = superblock.devices.iter().map(|device| device.len).sum();
     let store = arguments.store.display();
-    println!("made the store {store}: {}, uuid {}", show_bytes(bytes), uuid::Uuid::from_bytes(superblock.uuid));
+    let copies = if superblock.has_two_copies() { " for two copies of everything" } else { "" };
+    println!("made the store {store}: {}{copies}, uuid {}", show_bytes(bytes), uuid::Uuid::from_bytes(superblock.uuid));
     println!("mount it with: sumfs mount {store} MNT");
     Ok(0)
 }

@@ -30,6 +30,8 @@ pub const SUPERBLOCK_BYTES: u64 = (64 << 10) + BLOCK_SIZE;
 pub const VERSION: u32 = 0;
 /// Incompat bit: the format is not frozen yet.
 pub const INCOMPAT_UNSTABLE: u64 = 1 << 0;
+/// Incompat bit: groups with two copies; new ones get two.
+pub const INCOMPAT_DUP: u64 = 1 << 1;
 
 /// Blocks of the smallest and the largest group (1 and 256 MiB).
 pub const GROUP_BLOCKS_MIN: u32 = 256;
@@ -51,7 +53,8 @@ pub enum FeatureKind {
 }
 
 /// Every feature bit that this program knows, with its name for people.
-pub const FEATURES: &[(FeatureKind, u64, &str)] = &[(FeatureKind::Incompat, INCOMPAT_UNSTABLE, "unstable")];
+pub const FEATURES: &[(FeatureKind, u64, &str)] =
+    &[(FeatureKind::Incompat, INCOMPAT_UNSTABLE, "unstable"), (FeatureKind::Incompat, INCOMPAT_DUP, "dup")];
 
 /// The names of the features in `bits`; bits that nobody knows are called `bit N`.
 pub fn feature_names(kind: FeatureKind, bits: u64) -> Vec<String> {
@@ -200,6 +203,11 @@ impl Superblock {
     /// Names of the read-only-compatible features that this program does not know; such a store may only be read.
     pub fn unknown_ro_compat(&self) -> Vec<String> {
         feature_names(FeatureKind::ReadOnlyCompat, unknown_bits(FeatureKind::ReadOnlyCompat, self.ro_compat))
+    }
+
+    /// Are new groups to have two copies?
+    pub fn has_two_copies(&self) -> bool {
+        self.incompat & INCOMPAT_DUP != 0
     }
 
     /// The block for one copy. `Error::Usage` when paths and label are too long for it.
@@ -424,7 +432,7 @@ mod tests {
         assert!(Superblock::read(&disk).unwrap_err().to_string().contains("version 9"));
         let superblock = Superblock { ro_compat: 8, ..sample() };
         assert_eq!(superblock.unknown_ro_compat(), vec!["bit 3"]);
-        assert_eq!(feature_names(FeatureKind::Incompat, 3), vec!["unstable", "bit 1"]);
+        assert_eq!(feature_names(FeatureKind::Incompat, 7), vec!["unstable", "dup", "bit 2"]);
     }
 
     #[test]

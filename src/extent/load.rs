@@ -1,10 +1,9 @@
 //! The read pipeline: look the range up, read whole blocks, verify every one (D4), hand on. A block that fails its checksum is
-//! an error for reads that need it, once the mapping, looked up again, still names it (D10).
+//! taken from another copy (`rescue.rs`); without a good one it is an error for reads that need it.
 //!
 //! What a request needs is read in the order of the device, neighbours in one call, and verified batch by batch in that order, while
 //! it is still in the core's cache (as btrfs finishes the pages of a read in the order they were submitted).
 
-use super::checksum::Mismatch;
 use super::map::{FileExtents, Kind};
 use super::{ExtentFile, Extents};
 use crate::error::{Error, Result};
@@ -38,6 +37,13 @@ pub struct Data {
     /// The entry's key in the map.
     pub entry: u64,
     sums: Option<Arc<[u32]>>,
+}
+
+impl Data {
+    /// The first block of the piece.
+    pub fn block(&self) -> BlockAddress {
+        self.extent.plus(self.first as u64)
+    }
 }
 
 impl FileExtents {
@@ -88,17 +94,26 @@ pub enum ReadOrder {
 }
 
 /// A part of a request with its place on the device and in the reply.
-struct Part<'a> {
-    address: BlockAddress,
+pub(super) struct Part<'a> {
+    pub(super) address: BlockAddress,
     /// Byte offset in the file.
-    offset: u64,
+    pub(super) offset: u64,
     /// Checksums expected, one a block.
     sums: Arc<[u32]>,
     /// First of them.
     first: usize,
     /// Bytes that count; the rest becomes zeros.
     valid: u64,
-    target: &'a mut [u8],
+    pub(super) target: &'a mut [u8],
+}
+
+impl Part<'_> {
+    /// The checksums of its blocks.
+    pub(super) fn expected(&self, file: &ExtentFile) -> Result<&[u32]> {
+        self.sums.get(self.first..self.first + self.target.len() / BLOCK).ok_or_else(|| {
+            Error::corrupt(format!("an extent has fewer checksums than the file map of inode {} needs", file.inode))
+        })
+    }
 }
 
 impl Extents {
@@ -158,7 +173,11 @@ impl Extents {
         while begin < parts.len() {
             let count = self.batch(parts.get(begin..).unwrap_or_default());
             let batch = parts.get_mut(begin..begin + count).unwrap_or_default();
-            self.read_batch(batch)?;
+            if self.read_batch(batch).is_err() {
+                self.stats.io_errors.fetch_add(1, Ordering::Relaxed);
+                // Perhaps one block of many; or another copy has what this one does not give.
+                batch.iter_mut().try_for_each(|part| self.rescue(file, part, false))?;
+            }
             if !is_reversed {
                 batch.iter_mut().try_for_each(|part| self.verify(file, part))?;
             }
@@ -183,29 +202,21 @@ impl Extents {
 
     fn read_batch(&self, batch: &mut [Part<'_>]) -> Result<()> {
         let Some(address) = batch.first().map(|part| part.address) else { return Ok(()) };
-        let result = match batch {
+        match batch {
             [one] => self.space.read(address, &mut [&mut *one.target]),
             many => {
                 self.stats.merged_reads.fetch_add(many.len() as u64 - 1, Ordering::Relaxed);
                 let mut targets: Vec<&mut [u8]> = many.iter_mut().map(|part| &mut *part.target).collect();
                 self.space.read(address, &mut targets)
             }
-        };
-        result.inspect_err(|_| {
-            self.stats.io_errors.fetch_add(1, Ordering::Relaxed);
-        })
+        }
     }
 
     fn verify(&self, file: &ExtentFile, part: &mut Part<'_>) -> Result<()> {
-        let blocks = part.target.len() / BLOCK;
-        let expected = part.sums.get(part.first..part.first + blocks).ok_or_else(|| {
-            Error::corrupt(format!("an extent has fewer checksums than the file map of inode {} needs", file.inode))
-        })?;
-        let found = self.checksummer.first_mismatch(part.target, expected, &self.stats);
-        self.stats.blocks_verified.fetch_add(blocks as u64, Ordering::Relaxed);
-        if let Some(Mismatch { block, expected, found }) = found {
-            let offset = part.offset + block as u64 * BLOCK_SIZE;
-            return Err(self.report(file, offset, part.address.plus(block as u64), expected, found));
+        let found = self.checksummer.first_mismatch(part.target, part.expected(file)?, &self.stats);
+        self.stats.blocks_verified.fetch_add((part.target.len() / BLOCK) as u64, Ordering::Relaxed);
+        if found.is_some() {
+            self.rescue(file, part, true)?;
         }
         if let Some(rest) = part.target.get_mut(part.valid as usize..) {
             rest.fill(0);
@@ -222,23 +233,6 @@ impl Extents {
         let sums: Arc<[u32]> = ExtentRecord::decode(&record)?.sums.into();
         file.map.lock().remember_sums(data.entry, data.extent, &sums);
         Ok(sums)
-    }
-
-    fn report(&self, file: &ExtentFile, offset: u64, address: BlockAddress, expected: u32, found: u32) -> Error {
-        self.stats.checksum_errors.fetch_add(1, Ordering::Relaxed);
-        let place = match self.space.place(address) {
-            Ok(place) => place,
-            Err(error) => return error,
-        };
-        Error::Integrity {
-            inode: file.inode,
-            offset,
-            device: place.device,
-            address,
-            device_offset: place.offset,
-            expected,
-            found,
-        }
     }
 }
 

@@ -8,6 +8,7 @@ pub mod checksum;
 pub mod collect;
 pub mod load;
 pub mod map;
+mod rescue;
 mod share;
 pub mod store;
 mod windows;

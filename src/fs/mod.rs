@@ -258,6 +258,7 @@ impl Filesystem {
                 "dirty_bytes_max": self.cache.dirty_bytes_max(),
                 "inodes_cached": self.table.cached_count(), "inodes_known_to_kernel": self.table.known_count(),
             },
+            "devices": self.space.device_status(),
             "read_only_reason": self.read_only_reason(),
             "counters": self.stats.to_json(),
         })

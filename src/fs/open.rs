@@ -48,6 +48,7 @@ impl Filesystem {
             journal: disks.journal.clone(),
             devices,
             blocks_per_group: superblock.blocks_per_group,
+            two_copies: superblock.has_two_copies(),
             stats: stats.clone(),
             latch: latch.clone(),
         })?;

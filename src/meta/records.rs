@@ -439,6 +439,8 @@ impl OrphanRecord {
 
 /// Profile of a group: one copy.
 pub const PROFILE_SINGLE: u8 = 1;
+/// Profile of a group: two copies.
+pub const PROFILE_DUP: u8 = 2;
 
 /// An open group: a range of logical blocks with its places on devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -464,7 +466,7 @@ impl GroupRecord {
     pub fn decode(record: &[u8]) -> Result<GroupRecord> {
         let mut r = Reader::new("group", record);
         let (profile, count) = (r.u8()?, r.u8()?);
-        if profile != PROFILE_SINGLE || count != 1 {
+        if !matches!((profile, count), (PROFILE_SINGLE, 1) | (PROFILE_DUP, 2)) {
             return Err(r.damaged());
         }
         let mut copies = Vec::new();

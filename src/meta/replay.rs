@@ -4,7 +4,7 @@ use super::index::Index;
 use super::journal::{self, Found, Journal};
 use super::latch::Latch;
 use super::layers::{Layers, Overlay, overlay_bytes};
-use super::records::{CheckpointRecord, CountersRecord, GroupRecord};
+use super::records::{CheckpointRecord, CountersRecord, GroupRecord, PROFILE_DUP, PROFILE_SINGLE};
 use super::schema::{self, Parsed};
 use super::transaction::{CommitState, Metadata};
 use crate::disk::Disk;
@@ -31,6 +31,8 @@ pub struct Parts {
     pub devices: Vec<DeviceArea>,
     /// Blocks per group.
     pub blocks_per_group: u32,
+    /// Do new groups have two copies?
+    pub two_copies: bool,
     /// Counters.
     pub stats: Arc<Stats>,
     /// The latch; set here when the journal is damaged.
@@ -63,7 +65,8 @@ impl Metadata {
         };
         let groups = load_groups(&layers)?;
         let (areas, devices): (Vec<_>, Vec<_>) = parts.devices.into_iter().map(|(id, disk, area)| (area, (id, disk))).unzip();
-        let space = Space::new(devices, &areas, parts.blocks_per_group, groups, counters.unwritten_blocks)?;
+        let profile = if parts.two_copies { PROFILE_DUP } else { PROFILE_SINGLE };
+        let space = Space::new(devices, &areas, parts.blocks_per_group, profile, groups, counters.unwritten_blocks)?;
         let head = journal.head();
         layers.with(|state| -> Result<()> {
             for (allocated, freed) in &state.committed.blocks {

@@ -2,12 +2,13 @@
 
 use super::allocator::Cursors;
 use super::bitmap::Bitmap;
+use super::copies::{Area, Faults, Slot, copies_of, free_slots};
 use super::pace::Pace;
 use super::pinned::{EpochGuard, Pinned, Run};
 use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::lock::{Rank, RankedMutex, assert_may_wait};
-use crate::meta::records::{GroupRecord, PROFILE_SINGLE};
+use crate::meta::records::GroupRecord;
 use crate::sync::AtomicBool;
 use crate::units::{BLOCK_SIZE, BlockAddress};
 use std::collections::HashSet;
@@ -19,8 +20,8 @@ const GROUPS_MAX: u64 = 1 << 22;
 /// One open group.
 #[derive(Debug)]
 pub(super) struct Group {
-    pub(super) device: u32,
-    pub(super) device_offset: u64,
+    /// Device and byte offset of each copy.
+    pub(super) copies: Slot,
     pub(super) used: Bitmap,
     pub(super) free: u32,
     applied: Bitmap,
@@ -35,8 +36,8 @@ pub(super) struct State {
     pub(super) reserved: u64,
     promised: u64,
     pub(super) cursors: Cursors,
-    /// Places where groups can still be opened: device, offset.
-    slots: Vec<(u32, u64)>,
+    /// Places where groups can still be opened; the next one last.
+    slots: Vec<Slot>,
 }
 
 /// One device with whether it was written to since its last flush.
@@ -45,6 +46,7 @@ pub(super) struct Device {
     pub(super) id: u32,
     pub(super) disk: Arc<dyn Disk>,
     pub(super) is_dirty: AtomicBool,
+    pub(super) faults: Faults,
 }
 
 /// Groups, free space, reservations and the way from a logical block to a device.
@@ -52,6 +54,8 @@ pub(super) struct Device {
 pub struct Space {
     pub(super) devices: Vec<Device>,
     pub(super) blocks_per_group: u64,
+    /// Of new groups.
+    pub(super) profile: u8,
     pub(super) state: RankedMutex<State>,
     pub(super) pinned: Arc<Pinned>,
     is_opening: crate::sync::Mutex<()>,
@@ -88,49 +92,39 @@ pub struct NewGroup {
 }
 
 impl Space {
-    /// `open_groups`: number order, with the stored bitmap (None: never stored, all free). `first_offset` is where groups
-    /// begin on each device and `ends` how far they may reach.
+    /// `open_groups`: number order, with the stored bitmap (None: never stored, all free). `areas` is where groups begin on each
+    /// device and how far they may reach, `profile` (`PROFILE_*`) what new ones get.
     pub fn new(
         devices: Vec<(u32, Arc<dyn Disk>)>,
         areas: &[(u64, u64)],
         blocks_per_group: u32,
+        profile: u8,
         open_groups: Vec<(GroupRecord, Option<Vec<u8>>)>,
         promised: u64,
     ) -> Result<Space> {
         let group_bytes = u64::from(blocks_per_group) * BLOCK_SIZE;
-        let mut slots = Vec::new();
         let counts = areas.iter().map(|(begin, end)| end.saturating_sub(*begin) / group_bytes);
-        let most = counts.clone().max().unwrap_or(0);
         if counts.fold(0, u64::saturating_add) > GROUPS_MAX {
             return Err(Error::corrupt(format!("devices with room for more than {GROUPS_MAX} groups of {group_bytes} bytes")));
         }
-        // Devices in turn, so that groups spread; popped from the end.
-        for number in (0..most).rev() {
-            for ((device, _), (begin, end)) in devices.iter().zip(areas).rev() {
-                let offset = begin + number * group_bytes;
-                if offset + group_bytes <= *end {
-                    slots.push((*device, offset));
-                }
-            }
-        }
+        let taken: HashSet<(u32, u64)> = open_groups.iter().flat_map(|(record, _)| record.copies.iter().copied()).collect();
+        let areas =
+            devices.iter().zip(areas).map(|((device, _), (begin, end))| Area { device: *device, begin: *begin, end: *end });
+        let slots = free_slots(profile, &areas.collect::<Vec<_>>(), group_bytes, &taken);
         let mut state = State { groups: Vec::new(), free: 0, reserved: 0, promised, cursors: Cursors::default(), slots };
-        let open: HashSet<(u32, u64)> = open_groups.iter().flat_map(|(record, _)| record.copies.iter().copied()).collect();
-        state.slots.retain(|slot| !open.contains(slot));
         for (number, (record, bitmap)) in open_groups.into_iter().enumerate() {
-            let Some((device, device_offset)) = record.copies.first().copied() else {
-                return Err(Error::corrupt(format!("group {number} has no place")));
-            };
             let applied = match bitmap {
                 None => Bitmap::new(blocks_per_group),
                 Some(bytes) => Bitmap::from_bytes(blocks_per_group, &bytes)
                     .ok_or_else(|| Error::corrupt(format!("bitmap of group {number} has a wrong length")))?,
             };
-            state.add(Group::new(device, device_offset, applied));
+            state.add(Group::new(record.copies, applied));
         }
-        let devices = devices.into_iter().map(|(id, disk)| Device { id, disk, is_dirty: AtomicBool::new(false) }).collect();
+        let device = |(id, disk)| Device { id, disk, is_dirty: AtomicBool::new(false), faults: Faults::default() };
         Ok(Space {
-            devices,
+            devices: devices.into_iter().map(device).collect(),
             blocks_per_group: u64::from(blocks_per_group),
+            profile,
             state: RankedMutex::new(Rank::Space, state),
             pinned: Arc::default(),
             is_opening: crate::sync::Mutex::new(()),
@@ -201,21 +195,22 @@ impl Space {
         let opening = self.is_opening.lock();
         let (number, slot) = {
             let state = self.state.lock();
-            (state.groups.len() as u64, state.slots.last().copied())
+            (state.groups.len() as u64, state.slots.last().cloned())
         };
-        let Some((device, offset)) = slot else { return Ok(None) };
-        self.device(device)?.disk.allocate(offset, self.blocks_per_group * BLOCK_SIZE)?;
-        let record = GroupRecord { profile: PROFILE_SINGLE, copies: vec![(device, offset)] };
+        let Some(copies) = slot else { return Ok(None) };
+        for (device, offset) in &copies {
+            self.device(*device)?.disk.allocate(*offset, self.blocks_per_group * BLOCK_SIZE)?;
+        }
+        let record = GroupRecord { profile: self.profile, copies };
         Ok(Some((NewGroup { number, record }, opening)))
     }
 
     /// Opens the group for allocation; its record is in the running transaction by now.
     pub fn add_group(&self, group: &NewGroup) {
         let mut state = self.state.lock();
-        if let Some((device, offset)) = group.record.copies.first().copied() {
-            state.slots.retain(|slot| *slot != (device, offset));
-            state.add(Group::new(device, offset, Bitmap::new(self.blocks_per_group as u32)));
-        }
+        let copies = group.record.copies.clone();
+        state.slots.retain(|slot| *slot != copies);
+        state.add(Group::new(copies, Bitmap::new(self.blocks_per_group as u32)));
     }
 
     /// Blocks in a group.
@@ -297,7 +292,8 @@ impl Space {
         let host = self.devices.iter().filter_map(|device| device.disk.host_free_bytes()).min();
         let state = self.state.lock();
         let unopened = state.slots.len() as u64;
-        let can_open = host.map_or(unopened, |bytes| unopened.min(bytes / (self.blocks_per_group * BLOCK_SIZE)));
+        let group_bytes = self.blocks_per_group * BLOCK_SIZE * copies_of(self.profile);
+        let can_open = host.map_or(unopened, |bytes| unopened.min(bytes / group_bytes));
         SpaceCounts {
             total: (state.groups.len() as u64 + unopened) * self.blocks_per_group,
             free: state.free,
@@ -334,15 +330,20 @@ impl Space {
         })
     }
 
+    /// The devices with their ids.
+    pub fn disks(&self) -> impl Iterator<Item = (u32, &Arc<dyn Disk>)> {
+        self.devices.iter().map(|device| (device.id, &device.disk))
+    }
+
     pub(super) fn device(&self, id: u32) -> Result<&Device> {
         self.devices.iter().find(|device| device.id == id).ok_or_else(|| Error::corrupt(format!("no device {id}")))
     }
 }
 
 impl Group {
-    fn new(device: u32, device_offset: u64, applied: Bitmap) -> Group {
+    fn new(copies: Slot, applied: Bitmap) -> Group {
         let free = applied.len() - applied.count();
-        Group { device, device_offset, used: applied.clone(), free, applied, is_applied_dirty: false }
+        Group { copies, used: applied.clone(), free, applied, is_applied_dirty: false }
     }
 }
 
@@ -365,19 +366,20 @@ impl State {
 mod tests {
     use super::*;
     use crate::disk::memory::MemoryDisk;
+    use crate::meta::records::PROFILE_SINGLE;
 
     #[test]
     fn a_device_with_room_for_more_groups_than_memory_is_refused() {
         let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new("device", 64 << 20));
         let areas = [(1 << 20, i64::MAX as u64)];
-        assert!(matches!(Space::new(vec![(0, disk)], &areas, 256, Vec::new(), 0), Err(Error::Corrupt(_))));
+        assert!(matches!(Space::new(vec![(0, disk)], &areas, 256, PROFILE_SINGLE, Vec::new(), 0), Err(Error::Corrupt(_))));
     }
 
     #[test]
     fn a_run_over_the_end_of_a_group_is_used_in_both() {
         let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new("device", 64 << 20));
         let groups = [0, 1].map(|number| (GroupRecord { profile: PROFILE_SINGLE, copies: vec![(0, number << 20)] }, None));
-        let space = Space::new(vec![(0, disk)], &[(0, 64 << 20)], 256, groups.to_vec(), 0).unwrap();
+        let space = Space::new(vec![(0, disk)], &[(0, 64 << 20)], 256, PROFILE_SINGLE, groups.to_vec(), 0).unwrap();
         space.replay(&[(250, 10)], &[]).unwrap();
         space.apply(&[(250, 10)], &[]).unwrap();
         let used = |block| space.is_used(BlockAddress(block)).unwrap();

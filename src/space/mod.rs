@@ -10,6 +10,7 @@
 
 pub mod allocator;
 pub mod bitmap;
+pub mod copies;
 pub mod groups;
 pub mod pace;
 pub mod pinned;

@@ -9,7 +9,7 @@ use super::directory::{
 };
 use super::host::Host;
 use super::size::show_size;
-use super::{Disks, FormatOptions, StoreDirectory, fill_with_zeros, format, signature};
+use super::{DataProfile, Disks, FormatOptions, StoreDirectory, fill_with_zeros, format, signature};
 use crate::disk::Disk;
 use crate::disk::file::{FileDisk, OpenMode};
 use crate::disk::label::DATA_BEGIN;
@@ -55,6 +55,8 @@ pub struct CreateOptions {
     pub journal: Option<PathBuf>,
     /// A name for people.
     pub label: Option<String>,
+    /// How often data is kept.
+    pub data: DataProfile,
     /// Overwrite a store that is there, and devices that hold something.
     pub force: bool,
 }
@@ -358,7 +360,8 @@ impl Mkfs<'_> {
         };
         let index = Arc::new(self.inside_file(INDEX_FILE, 0)?);
         let disks = Disks { superblock: superblock.clone(), journal: Arc::new(journal), index, devices };
-        let options = FormatOptions { label: self.options.label.clone().unwrap_or_default(), group_bytes: None };
+        let label = self.options.label.clone().unwrap_or_default();
+        let options = FormatOptions { label, group_bytes: None, data: self.options.data };
         format(&disks, &options, &paths, journal_path)?;
         let written = Superblock::read(superblock.as_ref())?.superblock;
         self.put_in_place()?;

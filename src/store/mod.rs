@@ -18,7 +18,9 @@ use crate::clock;
 use crate::disk::Disk;
 use crate::disk::buffer::AlignedBuffer;
 use crate::disk::label::{self, Label, data_area};
-use crate::disk::superblock::{DeviceEntry, GROUP_BLOCKS_MAX, GROUP_BLOCKS_MIN, INCOMPAT_UNSTABLE, Superblock, VERSION};
+use crate::disk::superblock::{
+    DeviceEntry, GROUP_BLOCKS_MAX, GROUP_BLOCKS_MIN, INCOMPAT_DUP, INCOMPAT_UNSTABLE, Superblock, VERSION,
+};
 use crate::error::{Error, Result};
 use crate::meta::index::{Change, Index};
 use crate::meta::records::{CheckpointRecord, CountersRecord, DeviceRecord, FileKind, InodeRecord, seal};
@@ -67,6 +69,18 @@ pub struct FormatOptions {
     pub label: String,
     /// Bytes in a group, a power of two; None chooses by the size of the devices.
     pub group_bytes: Option<u64>,
+    /// How often data is kept.
+    pub data: DataProfile,
+}
+
+/// How often each block of data is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DataProfile {
+    /// Once.
+    #[default]
+    Single,
+    /// Twice: on two devices if there are, else far apart on the one.
+    Dup,
 }
 
 /// Makes an empty file system on `disks`: zeros in the whole journal, labels, a new index, and last the superblock, so that
@@ -77,7 +91,9 @@ pub fn format(disks: &Disks, options: &FormatOptions, device_paths: &[String], j
         return Err(Error::usage("a store needs at least one device, and a path for each"));
     }
     let lens = disks.devices.iter().map(|device| Ok(block_floor(device.len()?))).collect::<Result<Vec<u64>>>()?;
-    let group_bytes = choose_group_bytes(options.group_bytes, lens.iter().copied().min().unwrap_or(0))?;
+    // One device holds both copies of a group.
+    let copies_a_device = if options.data == DataProfile::Dup && lens.len() == 1 { 2 } else { 1 };
+    let group_bytes = choose_group_bytes(options.group_bytes, lens.iter().copied().min().unwrap_or(0), copies_a_device)?;
     let uuid = new_uuid();
     let devices: Vec<DeviceRecord> = (0..)
         .zip(lens.iter().zip(device_paths))
@@ -87,7 +103,7 @@ pub fn format(disks: &Disks, options: &FormatOptions, device_paths: &[String], j
         uuid,
         label: options.label.clone(),
         version: VERSION,
-        incompat: INCOMPAT_UNSTABLE,
+        incompat: INCOMPAT_UNSTABLE | if options.data == DataProfile::Dup { INCOMPAT_DUP } else { 0 },
         blocks_per_group: u32::try_from(group_bytes / BLOCK_SIZE).map_err(|_| Error::Invalid("group size"))?,
         journal_bytes: disks.journal.len()?,
         devices: devices
@@ -111,10 +127,10 @@ pub fn format(disks: &Disks, options: &FormatOptions, device_paths: &[String], j
     superblock.write(disks.superblock.as_ref())
 }
 
-/// The size of groups for devices of which the smallest has `device_bytes`.
-fn choose_group_bytes(wanted: Option<u64>, device_bytes: u64) -> Result<u64> {
+/// The size of groups for devices of which the smallest has `device_bytes`, and holds so many copies of each group.
+fn choose_group_bytes(wanted: Option<u64>, device_bytes: u64, copies: u64) -> Result<u64> {
     let room = data_area(device_bytes);
-    let room = room.end - room.start;
+    let room = (room.end - room.start) / copies;
     if let Some(bytes) = wanted
         && !(bytes.is_power_of_two() && (GROUP_BYTES_MIN..=GROUP_BYTES_MAX).contains(&bytes))
     {
@@ -212,7 +228,7 @@ mod tests {
     fn a_formatted_store_has_everything_that_a_mount_looks_for() {
         let disks = memory_disks(&[(32 << 20) + 77, 64 << 20]);
         disks.journal.write_at(1_500_000, b"old").unwrap();
-        let options = FormatOptions { label: "files".to_owned(), group_bytes: None };
+        let options = FormatOptions { label: "files".to_owned(), ..FormatOptions::default() };
         format(&disks, &options, &["a".to_owned(), "b".to_owned()], Some("j".to_owned())).unwrap();
 
         let superblock = Superblock::read(disks.superblock.as_ref()).unwrap().superblock;
@@ -247,13 +263,14 @@ mod tests {
         for (device_bytes, group_bytes) in
             [(16 << 20, 1 << 20), (40 << 20, 2 << 20), (1 << 30, 32 << 20), (10 << 30, 256 << 20), (1 << 44, 256 << 20)]
         {
-            assert_eq!(choose_group_bytes(None, device_bytes).unwrap(), group_bytes, "{device_bytes}");
+            assert_eq!(choose_group_bytes(None, device_bytes, 1).unwrap(), group_bytes, "{device_bytes}");
         }
-        assert_eq!(choose_group_bytes(Some(4 << 20), 16 << 20).unwrap(), 4 << 20);
-        assert!(choose_group_bytes(Some(3 << 20), 16 << 20).is_err());
-        assert!(choose_group_bytes(Some(512 << 20), 1 << 40).is_err());
-        assert!(choose_group_bytes(Some(16 << 20), 16 << 20).is_err());
-        assert!(choose_group_bytes(None, 1 << 20).is_err());
+        assert_eq!(choose_group_bytes(Some(4 << 20), 16 << 20, 1).unwrap(), 4 << 20);
+        assert!(choose_group_bytes(Some(3 << 20), 16 << 20, 1).is_err());
+        assert!(choose_group_bytes(Some(512 << 20), 1 << 40, 1).is_err());
+        assert!(choose_group_bytes(Some(16 << 20), 16 << 20, 1).is_err());
+        assert!(choose_group_bytes(None, 1 << 20, 1).is_err());
+        assert_eq!(choose_group_bytes(None, 40 << 20, 2).unwrap(), 1 << 20, "both copies on the one device");
     }
 
     #[test]

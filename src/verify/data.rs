@@ -1,4 +1,4 @@
-//! Reading every live block and comparing it with its checksum: large reads in the order of the devices, several at once.
+//! Reading every copy of every live block and comparing it with its checksum: large reads in the order of the devices, several at once.
 
 use super::extents::StoredExtents;
 use super::findings::{Findings, LISTED_MAX};
@@ -27,8 +27,9 @@ struct Block {
     expected: u32,
 }
 
-/// Neighbouring live blocks of one group, read at once.
+/// Neighbouring live blocks of one copy of a group, read at once.
 struct Run {
+    copy: usize,
     first: u64,
     blocks: Vec<Block>,
 }
@@ -37,6 +38,7 @@ struct Run {
 struct Bad {
     block: Block,
     address: u64,
+    copy: usize,
     fault: Fault,
 }
 
@@ -110,7 +112,7 @@ fn send_group(metadata: &Metadata, group: PlacedGroup, send: &mut dyn FnMut(Run)
     let blocks_per_group = metadata.space().blocks_per_group();
     let range = group.number * blocks_per_group..(group.number + 1) * blocks_per_group;
     let mut stored = StoredExtents::new(metadata, range.clone())?;
-    let mut run = Run { first: range.start, blocks: Vec::new() };
+    let mut run = Run { copy: group.copy, first: range.start, blocks: Vec::new() };
     while let Some(stored) = stored.next_below(range.end)? {
         let Some(value) = stored.extent else { continue };
         let address = BlockAddress(stored.address);
@@ -131,7 +133,7 @@ fn send_group(metadata: &Metadata, group: PlacedGroup, send: &mut dyn FnMut(Run)
                 break;
             }
             if !is_next || run.blocks.len() >= EXTENT_BLOCKS_MAX as usize {
-                let full = std::mem::replace(&mut run, Run { first: block, blocks: Vec::new() });
+                let full = std::mem::replace(&mut run, Run { copy: group.copy, first: block, blocks: Vec::new() });
                 if !full.blocks.is_empty() {
                     send(full);
                 }
@@ -154,11 +156,11 @@ fn read_runs(space: &Space, work: &Receiver<Run>, results: &Sender<Verified>) {
 
 fn read_run(space: &Space, run: &Run) -> Verified {
     let mut buffer = AlignedBuffer::zeroed(run.blocks.len() * BLOCK);
-    let is_whole = space.read(BlockAddress(run.first), &mut [&mut buffer]).is_ok();
+    let is_whole = space.read_copy(BlockAddress(run.first), run.copy, &mut buffer).is_ok();
     let mut bad = Vec::new();
     for (address, (block, bytes)) in (run.first..).zip(run.blocks.iter().zip(buffer.chunks_exact_mut(BLOCK))) {
         // After an error each block gets a chance of its own.
-        let again = if is_whole { Ok(()) } else { read_one(space, address, bytes) };
+        let again = if is_whole { Ok(()) } else { read_one(space, address, run.copy, bytes) };
         let fault = match again {
             Err(error) => Fault::Unreadable(error.to_string()),
             Ok(()) => match crc32c::crc32c(bytes) {
@@ -166,14 +168,14 @@ fn read_run(space: &Space, run: &Run) -> Verified {
                 found => Fault::Differs(found),
             },
         };
-        bad.push(Bad { block: *block, address, fault });
+        bad.push(Bad { block: *block, address, copy: run.copy, fault });
     }
     Verified { blocks: run.blocks.len() as u64, bad }
 }
 
-fn read_one(space: &Space, address: u64, bytes: &mut [u8]) -> Result<()> {
+fn read_one(space: &Space, address: u64, copy: usize, bytes: &mut [u8]) -> Result<()> {
     let mut buffer = AlignedBuffer::zeroed(BLOCK);
-    space.read(BlockAddress(address), &mut [&mut buffer])?;
+    space.read_copy(BlockAddress(address), copy, &mut buffer)?;
     bytes.copy_from_slice(&buffer);
     Ok(())
 }
@@ -205,13 +207,27 @@ fn report(find: &mut Findings<'_>, mut bad: Vec<Bad>) -> Result<()> {
 }
 
 fn add(find: &mut Findings<'_>, bad: &Bad, file: Option<super::issue::File>, offset: u64) {
-    let place = find.metadata.space().place(BlockAddress(bad.address));
-    let place = match place {
-        Ok(place) => BlockPlace { address: bad.address, device: place.device, device_offset: place.offset },
-        Err(_) => BlockPlace { address: bad.address, device: u32::MAX, device_offset: 0 },
+    let space: &Space = find.metadata.space();
+    let places = space.places(BlockAddress(bad.address)).ok();
+    let place = match places.as_ref().and_then(|places| places.get(bad.copy)) {
+        Some(place) => BlockPlace { address: bad.address, device: place.device, device_offset: place.offset },
+        None => BlockPlace { address: bad.address, device: u32::MAX, device_offset: 0 },
     };
+    let others = (0..places.map_or(0, |places| places.len())).filter(|copy| *copy != bad.copy);
+    if others.into_iter().any(|copy| is_good(space, bad, copy)) {
+        let reason = match &bad.fault {
+            Fault::Differs(found) => format!("checksum {found:08x}, expected {:08x}", bad.block.expected),
+            Fault::Unreadable(reason) => reason.clone(),
+        };
+        return find.add(Issue::BadCopy { file, offset, place, reason });
+    }
     find.add(match bad.fault.clone() {
         Fault::Differs(found) => Issue::BadBlock { file, offset, place, expected: bad.block.expected, found },
         Fault::Unreadable(reason) => Issue::UnreadableBlock { file, offset, place, reason },
     });
+}
+
+fn is_good(space: &Space, bad: &Bad, copy: usize) -> bool {
+    let mut bytes = [0; BLOCK];
+    read_one(space, bad.address, copy, &mut bytes).is_ok() && crc32c::crc32c(&bytes) == bad.block.expected
 }

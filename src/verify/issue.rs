@@ -235,6 +235,9 @@ pub enum Issue {
     /// A block that does not match its checksum.
     #[error("{}: the data at byte {offset} is damaged: {place}: checksum {found:08x}, expected {expected:08x}", owner(.file))]
     BadBlock { file: Option<File>, offset: u64, place: BlockPlace, expected: u32, found: u32 },
+    /// One of several copies of a block; another one matches. A scrub repairs it, and so does the next read of it.
+    #[error("{}: one copy of the data at byte {offset} is damaged, another is good: {place}: {reason}", owner(.file))]
+    BadCopy { file: Option<File>, offset: u64, place: BlockPlace, reason: String },
     /// A block that the device does not give back.
     #[error("{}: the data at byte {offset} cannot be read: {place}: {reason}", owner(.file))]
     UnreadableBlock { file: Option<File>, offset: u64, place: BlockPlace, reason: String },
@@ -249,7 +252,7 @@ impl Issue {
     pub fn severity(&self) -> Severity {
         use Issue::*;
         match self {
-            SuperblockCopyDamaged { .. } | LabelCopyDamaged { .. } => Severity::Harmless,
+            SuperblockCopyDamaged { .. } | LabelCopyDamaged { .. } | BadCopy { .. } => Severity::Harmless,
             DeviceRecord { .. }
             | StrayBitmap { .. }
             | UnwrittenCount { .. }

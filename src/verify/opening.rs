@@ -70,6 +70,7 @@ pub(super) fn open(disks: &Disks, issues: &mut Vec<Issue>) -> Result<Option<Open
             .map(|(device, disk)| (device.id, disk.clone(), (device.bytes.start, device.bytes.end)))
             .collect(),
         blocks_per_group: superblock.blocks_per_group,
+        two_copies: superblock.has_two_copies(),
         stats: Arc::new(Stats::default()),
         latch: latch.clone(),
     };

@@ -30,6 +30,8 @@ pub(super) struct PlacedGroup {
     pub(super) device: u32,
     pub(super) offset: u64,
     pub(super) number: u64,
+    /// Which of the group's copies.
+    pub(super) copy: usize,
 }
 
 /// Checks that every group lies within its device and on no other group. Returns those that can be read, in device order.
@@ -40,13 +42,13 @@ pub(super) fn check_groups(find: &mut Findings<'_>, devices: &[DeviceArea]) -> R
     while let Some((key, value)) = items.next()? {
         let Some(Parsed::Group(number)) = schema::parse(&key) else { continue };
         let Some(record) = find.open(&key, &value, GroupRecord::decode) else { continue };
-        for (device, offset) in record.copies {
+        for (copy, (device, offset)) in record.copies.into_iter().enumerate() {
             let area = devices.iter().find(|area| area.id == device).map(|area| area.bytes.clone()).unwrap_or(0..0);
             let end = offset.checked_add(group_bytes);
             if offset < area.start || offset % BLOCK_SIZE != 0 || end.is_none_or(|end| end > area.end) {
                 find.add(Issue::GroupOutsideDevice { group: number, device, offset });
             } else {
-                placed.push(PlacedGroup { device, offset, number });
+                placed.push(PlacedGroup { device, offset, number, copy });
             }
         }
     }

@@ -8,7 +8,7 @@ use sumfs::disk::Disk;
 use sumfs::disk::memory::MemoryDisk;
 use sumfs::disk::superblock::SUPERBLOCK_BYTES;
 use sumfs::fs::{Filesystem, Options};
-use sumfs::store::{Disks, FormatOptions, format};
+use sumfs::store::{DataProfile, Disks, FormatOptions, format};
 use sumfs::units::BLOCK;
 use sumfs::verify::check::{CheckOptions, Report, check};
 
@@ -17,6 +17,28 @@ pub const JOURNAL_BYTES: u64 = 2 << 20;
 
 /// The ports of a store on a simulated machine.
 pub const PORTS: [&str; 4] = ["superblock", "journal", "index", "device"];
+
+/// How many devices a store has, and how often it keeps data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    pub devices: usize,
+    pub data: DataProfile,
+}
+
+impl Shape {
+    pub const SINGLE: Shape = Shape { devices: 1, data: DataProfile::Single };
+    /// Two copies on one device.
+    pub const DUP_ONE: Shape = Shape { devices: 1, data: DataProfile::Dup };
+    /// Two copies on two devices.
+    pub const DUP_TWO: Shape = Shape { devices: 2, data: DataProfile::Dup };
+
+    /// The names of the devices' ports.
+    pub fn ports(self) -> &'static [&'static str] {
+        &DEVICE_PORTS[..self.devices]
+    }
+}
+
+const DEVICE_PORTS: [&str; 2] = ["device", "device.1"];
 
 /// The disks of a store.
 #[derive(Clone)]
@@ -27,32 +49,45 @@ pub struct MemoryStore {
 impl MemoryStore {
     /// A new store for about `bytes` of data, in memory.
     pub fn new(bytes: u64) -> MemoryStore {
-        let disk = |name: &str, len| -> Arc<dyn Disk> { Arc::new(MemoryDisk::new(name, len)) };
-        MemoryStore::formatted(&disk, bytes)
+        MemoryStore::shaped(bytes, Shape::SINGLE)
+    }
+
+    /// A new store of this shape, in memory.
+    pub fn shaped(bytes: u64, shape: Shape) -> MemoryStore {
+        MemoryStore::formatted(&|name, len| Arc::new(MemoryDisk::new(name, len)), bytes, shape)
     }
 
     /// A new store on the ports of a machine.
     pub fn on(power: &SimulatedPower, bytes: u64) -> MemoryStore {
-        MemoryStore::formatted(&|name, len| power.port(name, len), bytes)
+        MemoryStore::shaped_on(power, bytes, Shape::SINGLE)
+    }
+
+    /// A new store of this shape on the ports of a machine.
+    pub fn shaped_on(power: &SimulatedPower, bytes: u64, shape: Shape) -> MemoryStore {
+        MemoryStore::formatted(&|name, len| power.port(name, len), bytes, shape)
     }
 
     /// The store that is on the ports already.
     pub fn found_on(power: &SimulatedPower) -> MemoryStore {
-        MemoryStore { disks: MemoryStore::disks(&|name, len| power.port(name, len), 0) }
+        let devices = DEVICE_PORTS.iter().filter(|name| power.has_port(name)).count();
+        MemoryStore { disks: MemoryStore::disks(&|name, len| power.port(name, len), 0, devices) }
     }
 
-    fn disks(disk: &dyn Fn(&str, u64) -> Arc<dyn Disk>, bytes: u64) -> Disks {
+    fn disks(disk: &dyn Fn(&str, u64) -> Arc<dyn Disk>, device_bytes: u64, devices: usize) -> Disks {
         Disks {
             superblock: disk("superblock", SUPERBLOCK_BYTES),
             journal: disk("journal", JOURNAL_BYTES),
             index: disk("index", 0),
-            devices: vec![disk("device", bytes)],
+            devices: DEVICE_PORTS[..devices].iter().map(|name| disk(name, device_bytes)).collect(),
         }
     }
 
-    fn formatted(disk: &dyn Fn(&str, u64) -> Arc<dyn Disk>, bytes: u64) -> MemoryStore {
-        let disks = MemoryStore::disks(disk, bytes);
-        format(&disks, &FormatOptions::default(), &["device".to_owned()], None).expect("formatting a store");
+    fn formatted(disk: &dyn Fn(&str, u64) -> Arc<dyn Disk>, bytes: u64, shape: Shape) -> MemoryStore {
+        let device_bytes = if shape.data == DataProfile::Dup && shape.devices == 1 { 2 * bytes } else { bytes };
+        let disks = MemoryStore::disks(disk, device_bytes, shape.devices);
+        let paths: Vec<String> = shape.ports().iter().map(|name| (*name).to_owned()).collect();
+        format(&disks, &FormatOptions { data: shape.data, ..FormatOptions::default() }, &paths, None)
+            .expect("formatting a store");
         MemoryStore { disks }
     }
 

@@ -187,6 +187,11 @@ impl SimulatedPower {
         Arc::new(SimulatedDisk { power: self.clone(), number, name: name.to_owned() })
     }
 
+    /// Is there a port `name`?
+    pub fn has_port(&self, name: &str) -> bool {
+        self.shared.state.lock().ports.iter().any(|port| port.name == name)
+    }
+
     /// What a loss of power now would leave, as `seed` chooses. The machine itself goes on.
     pub fn cut(&self, seed: u64) -> Images {
         let survivors = match Random::new(seed).below(16) {

@@ -9,7 +9,7 @@ mod writers;
 
 use crate::durability::History;
 use crate::execution::Runner;
-use crate::memory_store::MemoryStore;
+use crate::memory_store::{MemoryStore, Shape};
 use crate::operations::{Mix, Operation, draw, shrink};
 use crate::reference_model::{Id, Model};
 use crate::simulated_disk::{Images, Random, SimulatedPower, Survivors};
@@ -20,11 +20,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use sumfs::fs::{Filesystem, Options};
 use sumfs::verify::check::{CheckOptions, check};
-use sumfs::verify::issue::Severity;
+use sumfs::verify::issue::{Issue, Severity};
 
 const STORE_BYTES: u64 = 48 << 20;
 const OPERATIONS: usize = 140;
 const SEEDS_DEFAULT: u64 = 30;
+const SEEDS_DUP: u64 = 6;
 const CANARY_SEEDS: u64 = 40;
 const SHRINK_TRIES_MAX: usize = 80;
 
@@ -35,6 +36,8 @@ const MIX: Mix =
 #[derive(Clone)]
 struct Setting {
     options: Options,
+    shape: Shape,
+    seeds: u64,
     /// Flushes of this port, or of all, do nothing.
     lie: Option<Option<&'static str>>,
 }
@@ -42,7 +45,7 @@ struct Setting {
 impl Setting {
     fn new(background: bool) -> Setting {
         let options = Options { background, commit_interval_ms: 2, cache_bytes: 16 << 20, ..Options::default() };
-        Setting { options, lie: None }
+        Setting { options, shape: Shape::SINGLE, seeds: SEEDS_DEFAULT, lie: None }
     }
 }
 
@@ -177,8 +180,9 @@ impl Recovered {
         let at = |what: &str, error: &dyn std::fmt::Display| format!("{}: {what}: {error}", cut.at);
         let options = CheckOptions { verify_data: true };
         let report = check(&store.disks, &options, &mut |_, _| {}).map_err(|error| at("check", &error))?;
-        // Torn copies are healed by the mount.
-        if let Some(issue) = report.issues.iter().find(|issue| issue.severity() != Severity::Harmless) {
+        // Torn copies are healed by the mount; but what is recorded has all its copies.
+        let is_bad = |issue: &&Issue| issue.severity() != Severity::Harmless || matches!(issue, Issue::BadCopy { .. });
+        if let Some(issue) = report.issues.iter().find(is_bad) {
             return Err(at("check", issue));
         }
         let options = Options { background: false, ..Options::default() };
@@ -194,7 +198,7 @@ impl Recovered {
 fn run(seed: u64, operations: &[Operation], setting: &Setting) -> Result<u64, String> {
     let mut random = Random::new(seed);
     let power = SimulatedPower::new(random.next());
-    let store = MemoryStore::on(&power, STORE_BYTES);
+    let store = MemoryStore::shaped_on(&power, STORE_BYTES, setting.shape);
     let fs = store.open_with(setting.options.clone());
     let runner = Runner::new(fs, Model::new());
     let (first, second) = operations.split_at(operations.len() / 2);
@@ -231,7 +235,7 @@ fn number_from_environment(name: &str) -> Option<u64> {
 
 /// Runs all seeds on as many threads as there are processors; panics with the first failure, made short.
 fn run_seeds(name: &str, setting: &Setting) {
-    let count = number_from_environment("SEEDS").unwrap_or(SEEDS_DEFAULT);
+    let count = number_from_environment("SEEDS").unwrap_or(setting.seeds);
     let seeds = number_from_environment("SEED").map_or(0..count, |seed| seed..seed + 1);
     let (next, judged) = (AtomicU64::new(seeds.start), AtomicU64::new(0));
     let failure: Mutex<Option<(u64, String)>> = Mutex::new(None);
@@ -274,6 +278,13 @@ fn a_power_cut_at_any_moment_loses_nothing_acknowledged() {
 #[test]
 fn a_power_cut_under_background_threads_loses_nothing_acknowledged() {
     run_seeds("crash, background", &Setting::new(true));
+}
+
+#[test]
+fn a_power_cut_with_two_copies_loses_nothing_acknowledged() {
+    for (name, shape) in [("crash, dup on one device", Shape::DUP_ONE), ("crash, dup on two devices", Shape::DUP_TWO)] {
+        run_seeds(name, &Setting { shape, seeds: SEEDS_DUP, ..Setting::new(false) });
+    }
 }
 
 /// The suite must notice that this disk lies.

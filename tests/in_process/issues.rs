@@ -23,7 +23,7 @@ use sumfs::verify::check::{CheckOptions, Report, check};
 use sumfs::verify::issue::{Issue, Severity};
 
 /// How many kinds of issues there are; `number` names them.
-const KINDS: usize = 56;
+const KINDS: usize = 57;
 
 #[rustfmt::skip]
 fn number(issue: &Issue) -> usize {
@@ -43,6 +43,7 @@ fn number(issue: &Issue) -> usize {
         MapWithoutExtent { .. } => 44, MapExtentLength { .. } => 45, ExtentUnreferenced { .. } => 46, ExtentOverlap { .. } => 47,
         ExtentOutsideGroup { .. } => 48, ReferenceCount { .. } => 49, StateNeedless { .. } => 50, StateWithoutExtent { .. } => 51,
         StateLength { .. } => 52, UsedWithoutData { .. } => 53, DataNotUsed { .. } => 54, BadBlock { .. } => 55,
+        BadCopy { .. } => 56,
     }
 }
 
@@ -55,7 +56,8 @@ fn without_reason(mut issue: Issue) -> Issue {
         | JournalDamaged { reason }
         | IndexDamaged { reason }
         | MetadataUnusable { reason }
-        | UnreadableBlock { reason, .. } => {
+        | UnreadableBlock { reason, .. }
+        | BadCopy { reason, .. } => {
             assert!(!reason.is_empty());
             reason.clear();
         }
@@ -192,6 +194,7 @@ fn mounted(disks: &Disks) -> Metadata {
         journal: disks.journal.clone(),
         devices: vec![(0, disks.devices[0].clone(), (area.start, area.end))],
         blocks_per_group: superblock.blocks_per_group,
+        two_copies: false,
         stats: Arc::new(Stats::default()),
         latch: Arc::new(Latch::default()),
     };

@@ -15,6 +15,7 @@ mod simulated_disk;
 #[path = "../common/tree.rs"]
 mod tree;
 
+mod copies;
 mod corruption;
 mod crash;
 mod forgotten_maps;

@@ -4,7 +4,7 @@
 //! `SEED=n` runs one seed, `MODEL_SEEDS=n` so many. A failing list of operations is made short before it is shown.
 
 use crate::execution::Runner;
-use crate::memory_store::MemoryStore;
+use crate::memory_store::{MemoryStore, Shape};
 use crate::operations::{Mix, Operation, draw, shrink};
 use crate::reference_model::Model;
 use crate::simulated_disk::Random;
@@ -22,6 +22,7 @@ const MIX: Mix =
 struct Variant {
     mix: Mix,
     store_bytes: u64,
+    shape: Shape,
     options: Options,
     may_be_full: bool,
     operations: usize,
@@ -31,7 +32,7 @@ struct Variant {
 impl Variant {
     fn usual() -> Variant {
         let options = Options { background: false, ..Options::default() };
-        Variant { mix: MIX, store_bytes: 1 << 30, options, may_be_full: false, operations: 400, seeds: 12 }
+        Variant { mix: MIX, store_bytes: 1 << 30, shape: Shape::SINGLE, options, may_be_full: false, operations: 400, seeds: 12 }
     }
 }
 
@@ -64,7 +65,7 @@ fn run(operations: &[Operation], variant: &Variant) -> Result<(), String> {
 }
 
 fn run_operations(operations: &[Operation], variant: &Variant) -> Result<(), String> {
-    let store = MemoryStore::new(variant.store_bytes);
+    let store = MemoryStore::shaped(variant.store_bytes, variant.shape);
     let mut runner = Runner::new(store.open_with(variant.options.clone()), Model::new());
     runner.may_be_full = variant.may_be_full;
     runner.deletes_later = variant.options.background;
@@ -137,4 +138,12 @@ fn background_threads_agree_with_the_model() {
 fn a_kernel_that_caches_agrees_with_the_model() {
     let options = Options { background: false, kernel_caches: true, ..Options::default() };
     run_all("kernel caches", &Variant { options, seeds: 6, ..Variant::usual() });
+}
+
+#[test]
+fn two_copies_agree_with_the_model() {
+    run_all("dup on one device", &Variant { shape: Shape::DUP_ONE, seeds: 3, ..Variant::usual() });
+    let mix = Mix { names: 20, data: 70, write_bytes_max: 600_000, has_far_offsets: false, ..MIX };
+    let variant = Variant { mix, store_bytes: 17 << 20, shape: Shape::DUP_TWO, may_be_full: true, seeds: 3, ..Variant::usual() };
+    run_all("full, dup on two devices", &variant);
 }

@@ -131,13 +131,19 @@ fn a_direct_write_that_fails_has_its_own_error_and_leaves_no_reservation() {
 }
 
 #[test]
-fn a_read_that_fails_is_an_error_once() {
+fn a_read_that_fails_twice_is_an_error_once() {
     let mut run = mounted();
     run.all(&[Step::Create("a"), write("a", How::Cached), Step::Shutdown, Step::Mount]).unwrap();
     let file = InodeNumber(run.id("a").unwrap());
     run.fs().getattr(file).unwrap();
-    run.power.fail(Fault { port: Some("device".to_owned()), operation: Some(Operation::Read), nth: 1, for_good: false });
-    let read = || run.fs().read(file, 0, SIZE, ReadFlags::default(), Wait::Allowed);
+    let fail = |nth| {
+        run.power.fail(Fault { port: Some("device".to_owned()), operation: Some(Operation::Read), nth, for_good: false });
+    };
+    let direct = ReadFlags { direct: true, no_atime: false };
+    let read = || run.fs().read(file, 0, SIZE, direct, Wait::Allowed);
+    fail(1);
+    assert_eq!(read().unwrap().as_slice().len(), SIZE, "each block gets a second chance");
+    (1..3).for_each(fail);
     assert!(matches!(read(), Err(Error::Io { .. })));
     assert_eq!(read().unwrap().as_slice().len(), SIZE);
     assert_eq!(run.fs().read_only_reason(), None, "a read breaks nothing");

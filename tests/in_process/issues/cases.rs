@@ -7,7 +7,9 @@ use super::{ReadOnly, commit_a_file, mark_unclean};
 use std::sync::Arc;
 use sumfs::disk::label::{self, Label};
 use sumfs::disk::superblock::Superblock;
-use sumfs::meta::records::{CheckpointRecord, DeviceRecord, FileKind, InodeRecord, MapRecord, OrphanRecord};
+use sumfs::meta::records::{
+    CheckpointRecord, DeviceRecord, FileKind, GroupRecord, InodeRecord, MapRecord, OrphanRecord, PROFILE_DUP,
+};
 use sumfs::meta::schema;
 use sumfs::store::Disks;
 use sumfs::units::{BLOCK, BLOCK_SIZE, BlockAddress, InodeNumber};
@@ -490,5 +492,18 @@ fn data() -> Vec<Case> {
             },
             Issue::UnreadableBlock { file: owner(), offset: 4096, place, reason: String::new() },
         ),
+        Case {
+            contents: twice(),
+            damage: |disks| disks.devices[0].write_at(GROUP_0_AT + BLOCK_SIZE + 7, &[block_bytes(1)[7] ^ 1]).unwrap(),
+            expected: Issue::BadCopy { file: owner(), offset: 4096, place, reason: String::new() },
+        },
     ]
+}
+
+/// The sound store with two copies of the first group.
+fn twice() -> Contents {
+    let mut contents = Contents::good();
+    let record = GroupRecord { profile: PROFILE_DUP, copies: vec![(0, GROUP_0_AT), (0, GROUP_0_AT + 7 * GROUP_BYTES)] };
+    contents.records.insert(schema::group(0), record.encode());
+    contents
 }

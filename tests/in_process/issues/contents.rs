@@ -238,10 +238,14 @@ impl Contents {
             index: disk("index", 0),
             devices: vec![disk("device", DEVICE_BYTES)],
         };
-        let options = FormatOptions { label: String::new(), group_bytes: Some(GROUP_BYTES) };
+        let options = FormatOptions { group_bytes: Some(GROUP_BYTES), ..FormatOptions::default() };
         format(&disks, &options, &["device.0".to_owned()], None)?;
         for address in 0..2 * BLOCKS_PER_GROUP {
             disks.devices[0].write_at(GROUP_0_AT + address * BLOCK_SIZE, &block_bytes(address))?;
+            // Where a second copy of the first group would lie.
+            if address < BLOCKS_PER_GROUP {
+                disks.devices[0].write_at(GROUP_0_AT + 7 * GROUP_BYTES + address * BLOCK_SIZE, &block_bytes(address))?;
+            }
         }
         self.fill_index(&RedbIndex::open(disks.index.clone(), INDEX_CACHE_BYTES, false)?)?;
         Ok(disks)
