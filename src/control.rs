@@ -49,6 +49,45 @@ pub enum Command {
         /// Its inode number.
         inode: u64,
     },
+    /// The scrub.
+    Scrub {
+        /// What to do about it.
+        action: ScrubAction,
+        /// Bytes a second at most, for `Start` and `Resume`; 0: no limit.
+        limit: Option<u64>,
+    },
+    /// What is known to be damaged.
+    Damage {
+        /// Forget it first.
+        clear: bool,
+    },
+    /// A part of a file, whether or not it matches its checksums.
+    Salvage {
+        /// Its inode number.
+        inode: u64,
+        /// Byte offset.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+    },
+}
+
+/// What to do about the scrub. Every action is answered with its status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ScrubAction {
+    /// Begin a new one.
+    Start,
+    /// Stop for now.
+    Pause,
+    /// Go on.
+    Resume,
+    /// Stop for good.
+    Cancel,
+    /// Nothing.
+    Status,
+    /// Nothing; and list all known damage.
+    Report,
 }
 
 #[derive(Debug, Serialize, Deserialize)]

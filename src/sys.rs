@@ -1,6 +1,6 @@
 //! What only the system can do: mounting and unmounting FUSE, what is mounted where, process state (IO_FLUSHER, sessions,
-//! limits), termination signals. The only file besides `disk/buffer.rs` with `unsafe`: the signal handler, which rustix has no
-//! safe call for.
+//! limits), termination signals. The only file besides `disk/buffer.rs` with `unsafe`: the signal handler and calls that rustix has
+//! no safe form of.
 //!
 //! Without the right to mount, mounting and unmounting go through the set-user-id program `fusermount3`, which passes the open
 //! /dev/fuse back over a socket named by `_FUSE_COMMFD`.
@@ -312,6 +312,16 @@ pub fn become_io_flusher() -> bool {
 /// Is this thread in the state that [`become_io_flusher`] asks for?
 pub fn is_io_flusher() -> bool {
     rustix::process::is_io_flusher().unwrap_or(false)
+}
+
+/// Makes the calling thread, and those that it starts, give way to others: a lower priority for the processor and the lowest ordinary
+/// one for devices. Not the idle class: who waits for a lock that such a thread holds would starve with it.
+pub fn step_back() {
+    const BEST_EFFORT_LOWEST: libc::c_int = 2 << 13 | 7;
+    const THIS_THREAD: libc::c_int = 1;
+    rustix::process::setpriority_process(None, 10).ok();
+    // SAFETY: the call takes three numbers and touches no memory of ours. It fails at worst, and then nothing is lost but manners.
+    unsafe { libc::syscall(libc::SYS_ioprio_set, THIS_THREAD, 0, BEST_EFFORT_LOWEST) };
 }
 
 /// Leaves the terminal and the process group of whoever started us.

@@ -5,7 +5,7 @@
 //! those who wait are told, lock free. All errors before the mount is usable go to the caller, later ones to the log.
 
 use super::mount::{CODE_FAILED, Plan, READY};
-use super::{Failure, Outcome, WithCode, info, logging, mountinfo};
+use super::{Failure, Outcome, WithCode, info, logging, mountinfo, read, scrub};
 use crate::control::{self, Command};
 use crate::error::Error;
 use crate::fs::{AccessTimes, Filesystem, Options};
@@ -153,6 +153,10 @@ fn start_control(
         Command::Stats => Ok(filesystem.status()),
         Command::Info => Ok(info::with_status(description.clone(), &filesystem)),
         Command::Map { inode } => filesystem.file_layout(crate::units::InodeNumber(inode)),
+        Command::Scrub { .. } | Command::Damage { .. } => scrub::answer(&filesystem, command),
+        Command::Salvage { inode, offset, length } => {
+            filesystem.salvage(crate::units::InodeNumber(inode), offset, length).map(|salvaged| read::answer(&salvaged))
+        }
         Command::Sync => filesystem.sync().map(|()| Value::Null),
         Command::Pid | Command::Wait => Ok(json!(std::process::id())),
     });

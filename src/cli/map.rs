@@ -4,9 +4,10 @@ use super::mountinfo;
 use super::umount::no_daemon;
 use super::{Failure, Outcome, WithCode};
 use crate::control::{self, Command};
+use crate::sys::Mounted;
 use serde_json::Value;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Arguments of `sumfs map`.
 #[derive(Debug, clap::Args)]
@@ -21,7 +22,25 @@ pub struct Arguments {
 /// Prints the ranges of a file and how many extents they are.
 pub fn run(arguments: &Arguments) -> Outcome {
     let shown = arguments.file.display();
-    let path = arguments.file.canonicalize().map_err(|error| Failure::new(1, format!("{shown}: {error}")))?;
+    let (mount, inode) = file_in_mount(&arguments.file)?;
+    // What the kernel still holds is not laid out yet.
+    std::fs::File::open(&arguments.file)
+        .and_then(|file| file.sync_data())
+        .map_err(|error| Failure::new(1, format!("writing back {shown}: {error}")))?;
+    let uuid = mountinfo::store_uuid(&mount).or_code(1)?;
+    let Some(map) = control::ask(&uuid, Command::Map { inode }).or_code(1)? else { return Err(no_daemon(&mount)) };
+    if arguments.json {
+        println!("{map}");
+    } else {
+        print(&map);
+    }
+    Ok(0)
+}
+
+/// The mount that a regular file is in, and its inode number.
+pub(super) fn file_in_mount(file: &Path) -> Result<(Mounted, u64), Failure> {
+    let shown = file.display();
+    let path = file.canonicalize().map_err(|error| Failure::new(1, format!("{shown}: {error}")))?;
     let metadata = std::fs::metadata(&path).map_err(|error| Failure::new(1, format!("{shown}: {error}")))?;
     if !metadata.is_file() {
         return Err(Failure::new(1, format!("{shown} is not a regular file")));
@@ -29,21 +48,10 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let mounts = mountinfo::mounts().or_code(1)?;
     let holder =
         mounts.iter().filter(|mount| path.starts_with(&mount.mountpoint)).max_by_key(|mount| mount.mountpoint.as_os_str().len());
-    let Some(mount) = holder.filter(|mount| mountinfo::is_sumfs(mount)) else {
-        return Err(Failure::new(1, format!("{shown} is not in a sumfs mount")));
-    };
-    // What the kernel still holds is not laid out yet.
-    std::fs::File::open(&path)
-        .and_then(|file| file.sync_data())
-        .map_err(|error| Failure::new(1, format!("writing back {shown}: {error}")))?;
-    let uuid = mountinfo::store_uuid(mount).or_code(1)?;
-    let Some(map) = control::ask(&uuid, Command::Map { inode: metadata.ino() }).or_code(1)? else { return Err(no_daemon(mount)) };
-    if arguments.json {
-        println!("{map}");
-    } else {
-        print(&map);
+    match holder.filter(|mount| mountinfo::is_sumfs(mount)) {
+        Some(mount) => Ok((mount.clone(), metadata.ino())),
+        None => Err(Failure::new(1, format!("{shown} is not in a sumfs mount"))),
     }
-    Ok(0)
 }
 
 fn print(map: &Value) {

@@ -1,4 +1,4 @@
-//! The command line. One file per command (`info` and `stats` share one, `umount` and `sync` too); beside them
+//! The command line. One file per command (`info` and `stats` share one, `umount` and `sync`, `scrub` and `damage` too); beside them
 //! [`invocation`] (the forms in which mount(8) and fstab call us), [`options`] (the `-o` list), [`mountinfo`] (what is
 //! mounted where) and [`logging`].
 //!
@@ -8,6 +8,8 @@
 //! |---|---|
 //! | mount | 0 usable, 1 wrong usage or option, 32 the mount failed (mount(8)) |
 //! | check | 0 clean, 1 something was healed, 4 errors left, 8 could not check, 16 wrong usage (fsck(8)) |
+//! | scrub, damage list | 0 clean, 1 all damage was repaired, 4 damage left, 8 could not scrub, 16 wrong usage |
+//! | read | 0 all matched, 1 failed, 2 wrong usage, 4 some of it matches no checksum |
 //! | the others | 0 done, 1 failed, 2 wrong usage |
 
 pub mod check;
@@ -20,6 +22,8 @@ pub mod mkfs;
 pub mod mount;
 pub mod mountinfo;
 pub mod options;
+mod read;
+mod scrub;
 pub mod umount;
 
 use crate::error::Error;
@@ -91,6 +95,12 @@ enum Command {
     Map(map::Arguments),
     /// Check a store that is not mounted. Exit codes as in fsck(8).
     Check(check::Arguments),
+    /// Compare everything with its checksums, mounted or not, and repair what has a good copy.
+    Scrub(scrub::Arguments),
+    /// Show or forget what is known to be damaged.
+    Damage(scrub::DamageArguments),
+    /// Write a damaged file to standard output, as well as it can be had.
+    Read(read::Arguments),
 }
 
 /// The whole program: parses the arguments, runs the command, prints its failure, returns its exit code.
@@ -127,6 +137,9 @@ fn run(command: Command) -> Outcome {
         Command::Stats(arguments) => info::stats(&arguments),
         Command::Map(arguments) => map::run(&arguments),
         Command::Check(arguments) => check::run(&arguments),
+        Command::Scrub(arguments) => scrub::run(&arguments),
+        Command::Damage(arguments) => scrub::damage(&arguments),
+        Command::Read(arguments) => read::run(&arguments),
     }
 }
 
@@ -134,7 +147,7 @@ fn run(command: Command) -> Outcome {
 fn usage_code(command: Option<&OsStr>) -> u8 {
     match command.and_then(OsStr::to_str) {
         Some("mount") => 1,
-        Some("check") => 16,
+        Some("check" | "scrub" | "damage") => 16,
         _ => 2,
     }
 }
@@ -167,6 +180,7 @@ mod tests {
     fn wrong_usage_has_the_code_of_the_neighbours() {
         assert_eq!(usage_code(Some(OsStr::new("mount"))), 1);
         assert_eq!(usage_code(Some(OsStr::new("check"))), 16);
+        assert_eq!(usage_code(Some(OsStr::new("scrub"))), 16);
         assert_eq!(usage_code(Some(OsStr::new("mkfs"))), 2);
         assert_eq!(usage_code(None), 2);
     }

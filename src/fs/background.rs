@@ -1,4 +1,4 @@
-//! Background threads: commit timer and idleness, writeback, applying and checkpoints, the reaper. Each sleeps without a timer
+//! Background threads: commit timer and idleness, writeback, applying and checkpoints, the reaper, the scrub. Each sleeps without a timer
 //! when it has nothing to do, so an idle daemon does not wake at all. They take no request and no request waits in their queues.
 
 use super::Filesystem;
@@ -40,6 +40,7 @@ pub(super) struct Signals {
     pub(super) writeback: Signal,
     pub(super) apply: Signal,
     pub(super) reaper: Signal,
+    pub(super) scrub: Signal,
 }
 
 impl Signal {
@@ -61,8 +62,13 @@ impl Signal {
         self.woken.notify_all();
     }
 
+    /// Is it time to end?
+    pub(super) fn is_stopped(&self) -> bool {
+        self.state.lock().is_stopped
+    }
+
     /// Sleeps until woken, unless `has_work` holds; false when it is time to end.
-    fn sleep_unless(&self, has_work: impl Fn() -> bool) -> bool {
+    pub(super) fn sleep_unless(&self, has_work: impl Fn() -> bool) -> bool {
         self.is_asleep.store(true, Ordering::SeqCst);
         // Looked at after the flag is up: who adds work afterwards sees the flag.
         let is_needed = has_work();
@@ -76,7 +82,7 @@ impl Signal {
     }
 
     /// Sleeps at most `time`; false when it is time to end.
-    fn sleep_for(&self, time: Duration) -> bool {
+    pub(super) fn sleep_for(&self, time: Duration) -> bool {
         let mut state = self.state.lock();
         if !state.is_woken && !state.is_stopped {
             self.woken.wait_for(&mut state, time);
@@ -89,11 +95,12 @@ impl Signal {
 impl Filesystem {
     pub(super) fn start_threads(self: &Arc<Filesystem>) -> Result<()> {
         type Body = fn(&Filesystem);
-        let bodies: [(&str, Body); 4] = [
+        let bodies: [(&str, Body); 5] = [
             ("commit", Filesystem::run_commit_timer),
             ("writeback", Filesystem::run_writeback),
             ("apply", Filesystem::run_apply),
             ("reaper", Filesystem::run_reaper),
+            ("scrub", Filesystem::run_scrub),
         ];
         for (name, body) in bodies {
             let filesystem = self.clone();
@@ -111,7 +118,8 @@ impl Filesystem {
     }
 
     pub(super) fn stop_threads(&self) {
-        for signal in [&self.signals.commit, &self.signals.writeback, &self.signals.apply, &self.signals.reaper] {
+        let Signals { commit, writeback, apply, reaper, scrub } = &self.signals;
+        for signal in [commit, writeback, apply, reaper, scrub] {
             signal.stop();
         }
         for thread in std::mem::take(&mut *self.threads.lock()) {

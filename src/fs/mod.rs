@@ -18,12 +18,15 @@ mod read;
 mod reaper;
 mod rename;
 mod resize;
+mod salvage;
+mod scrub;
 mod sync;
 mod types;
 mod write;
 mod xattr;
 
 pub use crate::cache::ReadData;
+pub use salvage::{SALVAGE_BYTES_MAX, Salvaged};
 pub use types::*;
 
 use crate::cache::Cache;
@@ -70,6 +73,7 @@ pub struct Filesystem {
     /// The commit thread was told that a commit is due.
     is_commit_asked: AtomicBool,
     signals: background::Signals,
+    scrub: scrub::Scrub,
     threads: Mutex<Vec<crate::sync::thread::JoinHandle<()>>>,
     superblock: Mutex<Superblock>,
     superblock_disk: Arc<dyn Disk>,

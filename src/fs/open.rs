@@ -97,6 +97,7 @@ impl Filesystem {
             activity: Default::default(),
             is_commit_asked: Default::default(),
             signals: Signals::default(),
+            scrub: Default::default(),
             threads: Default::default(),
             superblock: superblock.into(),
             superblock_disk: disks.superblock.clone(),
@@ -107,6 +108,7 @@ impl Filesystem {
     }
 
     fn begin_use(self: &Arc<Filesystem>) -> Result<()> {
+        self.load_scrub()?;
         if self.meta.latch().check().is_err() {
             return Ok(());
         }

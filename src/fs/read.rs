@@ -63,7 +63,7 @@ impl Filesystem {
 
     /// One line per damaged block, however often it is read.
     fn report_damage(&self, error: &Error) {
-        if let Error::Integrity { address, inode, .. } = error {
+        if let Error::Integrity { address, inode, expected, found, device, .. } = error {
             let is_new = {
                 let mut reported = self.reported.lock();
                 reported.len() < REPORTED_MAX && reported.insert(address.0)
@@ -71,6 +71,7 @@ impl Filesystem {
             if is_new {
                 let path = path_of(&self.meta, *inode).unwrap_or_else(|| "(no name)".into());
                 tracing::error!("{error}; path {path}");
+                self.note_damage(*address, *expected, Some(*found), *device);
             }
         }
     }

@@ -23,7 +23,11 @@ pub trait Index: Send + Sync + std::fmt::Debug {
     /// Sets more space aside, so that `bytes` of growth cannot fail; an error leaves the index usable.
     fn reserve_ahead(&self, bytes: u64) -> Result<()>;
     /// Verifies everything, both copies of each page, healing what can be healed; the number of healed pages.
-    fn verify(&self) -> Result<u64>;
+    fn verify(&self) -> Result<u64> {
+        Ok(self.verify_while(&|| true)?.unwrap_or(0))
+    }
+    /// As `verify`, as long as `goes_on`; None when that ended it.
+    fn verify_while(&self, goes_on: &dyn Fn() -> bool) -> Result<Option<u64>>;
     /// Pages healed from their second copy since opening.
     fn healed_count(&self) -> u64;
     /// Bytes the index takes on its disk.

@@ -92,8 +92,8 @@ impl Index for MemoryIndex {
         Ok(())
     }
 
-    fn verify(&self) -> Result<u64> {
-        Ok(0)
+    fn verify_while(&self, _: &dyn Fn() -> bool) -> Result<Option<u64>> {
+        Ok(Some(0))
     }
 
     fn healed_count(&self) -> u64 {

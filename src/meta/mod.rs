@@ -16,6 +16,7 @@ pub mod redb_backend;
 pub mod redb_index;
 pub mod replay;
 pub mod schema;
+pub mod scrub_records;
 pub mod transaction;
 
 mod apply;

@@ -171,9 +171,9 @@ impl Index for RedbIndex {
         self.backend.reserve_ahead(bytes)
     }
 
-    fn verify(&self) -> Result<u64> {
+    fn verify_while(&self, goes_on: &dyn Fn() -> bool) -> Result<Option<u64>> {
         let before = self.backend.healed();
-        let found = self.backend.scrub()?;
+        let Some(found) = self.backend.scrub(goes_on)? else { return Ok(None) };
         let lost: HashSet<(u64, u32)> = found.lost.into_iter().collect();
         let mut unused = self.unused.lock();
         unused.retain(|known| lost.contains(known));
@@ -184,7 +184,7 @@ impl Index for RedbIndex {
             }
             *unused = lost;
         }
-        Ok(self.backend.healed() - before)
+        Ok(Some(self.backend.healed() - before))
     }
 
     fn healed_count(&self) -> u64 {

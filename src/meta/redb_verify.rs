@@ -25,18 +25,21 @@ pub(super) struct Scrubbed {
 }
 
 impl Backend {
-    /// Looks at everything. Damaged headers and tables are counted as healed.
-    pub(super) fn scrub(&self) -> Result<Scrubbed> {
+    /// Looks at everything as long as `goes_on`; None when that ended it. Damaged headers and tables are counted as healed.
+    pub(super) fn scrub(&self, goes_on: &dyn Fn() -> bool) -> Result<Option<Scrubbed>> {
         self.scrub_headers()?;
         let mut found = Scrubbed::default();
         let mut buffers = [0, 1].map(|_| AlignedBuffer::filled_by(READ_PAGES * BLOCK, |_| ()));
         let mut chunk = 0;
         while chunk < self.state.lock().directory.len() {
+            if !goes_on() {
+                return Ok(None);
+            }
             let _writing = self.writing.lock();
             self.scrub_chunk(chunk, &mut buffers, &mut found)?;
             chunk += 1;
         }
-        Ok(found)
+        Ok(Some(found))
     }
 
     fn scrub_headers(&self) -> Result<()> {

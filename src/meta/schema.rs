@@ -4,6 +4,7 @@
 //! ```text
 //! 01                                   counters (next inode number)
 //! 02                                   checkpoint: where replay starts
+//! 03                                   scrub: how far it is, or what the last one came to
 //! 10 inode 01                          inode
 //! 10 inode 02 name                     directory entry by name
 //! 10 inode 03 cookie                   directory entry by cookie
@@ -14,6 +15,8 @@
 //! 20 block-address                     extent
 //! 21 block-address                     extent state
 //! 30 inode                             orphan, or being truncated
+//! 31 block-address copy                data block known to be damaged, or to have been
+//! 32 key                               metadata value known to be damaged
 //! 40 group                             group
 //! 41 device                            device
 //! 42 group                             bitmap of used blocks (written by checkpoints only)
@@ -28,6 +31,8 @@ pub type Key = Vec<u8>;
 pub const COUNTERS: u8 = 0x01;
 /// Checkpoint.
 pub const CHECKPOINT: u8 = 0x02;
+/// Scrub.
+pub const SCRUB: u8 = 0x03;
 /// Items of inodes.
 pub const INODES: u8 = 0x10;
 /// Extents.
@@ -36,6 +41,10 @@ pub const EXTENTS: u8 = 0x20;
 pub const EXTENT_STATES: u8 = 0x21;
 /// Orphans.
 pub const ORPHANS: u8 = 0x30;
+/// Damaged data blocks.
+pub const DAMAGED_BLOCKS: u8 = 0x31;
+/// Damaged metadata values.
+pub const DAMAGED_VALUES: u8 = 0x32;
 /// Groups.
 pub const GROUPS: u8 = 0x40;
 /// Devices.
@@ -98,6 +107,23 @@ pub fn counters() -> Key {
 /// The checkpoint record.
 pub fn checkpoint() -> Key {
     vec![CHECKPOINT]
+}
+
+/// The scrub record.
+pub fn scrub() -> Key {
+    vec![SCRUB]
+}
+
+/// A damaged copy of a data block.
+pub fn damaged_block(address: BlockAddress, copy: u8) -> Key {
+    let mut key = table(DAMAGED_BLOCKS, address.0);
+    key.push(copy);
+    key
+}
+
+/// The metadata value of `key` is damaged.
+pub fn damaged_value(key: &[u8]) -> Key {
+    [&[DAMAGED_VALUES], key].concat()
 }
 
 /// The inode record.
@@ -207,6 +233,7 @@ pub fn table_end(table: u8) -> Key {
 pub enum Parsed<'a> {
     Counters,
     Checkpoint,
+    Scrub,
     Inode(InodeNumber),
     EntryByName { directory: InodeNumber, name: &'a [u8] },
     EntryByCookie { directory: InodeNumber, cookie: u64 },
@@ -217,6 +244,8 @@ pub enum Parsed<'a> {
     Extent(BlockAddress),
     ExtentState(BlockAddress),
     Orphan(InodeNumber),
+    DamagedBlock { address: BlockAddress, copy: u8 },
+    DamagedValue(&'a [u8]),
     Group(u64),
     Device(u64),
     Bitmap(u64),
@@ -240,6 +269,7 @@ pub fn parse(key: &[u8]) -> Option<Parsed<'_>> {
     Some(match table {
         COUNTERS if rest.is_empty() => Parsed::Counters,
         CHECKPOINT if rest.is_empty() => Parsed::Checkpoint,
+        SCRUB if rest.is_empty() => Parsed::Scrub,
         INODES => {
             let inode = InodeNumber(number(rest.get(..8)?)?);
             let kind = Item::from_byte(*rest.get(8)?)?;
@@ -260,6 +290,11 @@ pub fn parse(key: &[u8]) -> Option<Parsed<'_>> {
         EXTENTS => Parsed::Extent(address(rest)?),
         EXTENT_STATES => Parsed::ExtentState(address(rest)?),
         ORPHANS => Parsed::Orphan(InodeNumber(number(rest)?)),
+        DAMAGED_BLOCKS => {
+            let (copy, rest) = rest.split_last()?;
+            Parsed::DamagedBlock { address: address(rest)?, copy: *copy }
+        }
+        DAMAGED_VALUES => Parsed::DamagedValue(rest),
         GROUPS => Parsed::Group(number(rest)?),
         DEVICES => Parsed::Device(number(rest)?),
         BITMAPS => Parsed::Bitmap(number(rest)?),

@@ -111,7 +111,7 @@ impl<'a> Findings<'a> {
         self.add(Issue::DamagedValue { what, key: hex(key) });
     }
 
-    fn what(&self, key: &[u8]) -> String {
+    pub(super) fn what(&self, key: &[u8]) -> String {
         match schema::parse(key) {
             Some(Parsed::Counters) => "the counters".to_owned(),
             Some(Parsed::Checkpoint) => "the last checkpoint".to_owned(),
@@ -127,6 +127,9 @@ impl<'a> Findings<'a> {
             Some(Parsed::Extent(address)) => format!("extent {address}"),
             Some(Parsed::ExtentState(address)) => format!("the state of extent {address}"),
             Some(Parsed::Orphan(inode)) => format!("the deletion or truncation of inode {inode}"),
+            Some(Parsed::Scrub) => "the last scrub".to_owned(),
+            Some(Parsed::DamagedBlock { address, .. }) => format!("the damage of block {address}"),
+            Some(Parsed::DamagedValue(key)) => format!("the damage of {}", self.what(key)),
             Some(Parsed::Group(number)) => format!("group {number}"),
             Some(Parsed::Device(id)) => format!("device {id}"),
             Some(Parsed::Bitmap(group)) => format!("the bitmap of group {group}"),

@@ -1,4 +1,4 @@
-//! Looking at a whole store: the offline check, and the issues that it can find.
+//! Looking at a whole store: the offline check with the issues that it can find, and the scrub, which repairs what has a good copy.
 //!
 //! ```text
 //!   opening   superblock, labels, index, journal (replayed in memory); not one byte is written
@@ -10,6 +10,7 @@
 
 pub mod check;
 pub mod issue;
+pub mod scrub;
 
 mod data;
 mod extents;

@@ -7,18 +7,22 @@ use super::opening::DeviceArea;
 use crate::error::Result;
 use crate::meta::records::{CountersRecord, DeviceRecord, GroupRecord};
 use crate::meta::schema::{self, Parsed};
+use crate::meta::scrub_records::{DamagedBlockRecord, DamagedValueRecord, ScrubRecord};
 use crate::units::BLOCK_SIZE;
 
 /// Tables whose keys other walks look at.
 const WALKED: [u8; 4] = [schema::INODES, schema::EXTENTS, schema::EXTENT_STATES, schema::ORPHANS];
 /// All tables, in order.
-const TABLES: [u8; 9] = [
+const TABLES: [u8; 12] = [
     schema::COUNTERS,
     schema::CHECKPOINT,
+    schema::SCRUB,
     schema::INODES,
     schema::EXTENTS,
     schema::EXTENT_STATES,
     schema::ORPHANS,
+    schema::DAMAGED_BLOCKS,
+    schema::DAMAGED_VALUES,
     schema::GROUPS,
     schema::DEVICES,
     schema::BITMAPS,
@@ -68,6 +72,7 @@ pub(super) fn check_groups(find: &mut Findings<'_>, devices: &[DeviceArea]) -> R
 pub(super) fn check_rest(find: &mut Findings<'_>, devices: &[DeviceArea], tally: &Tally) -> Result<()> {
     check_counters(find, tally)?;
     check_devices(find, devices)?;
+    check_scrub(find)?;
     let groups = find.metadata.space().counts().groups;
     let mut items = Items::of_table(find.metadata, schema::BITMAPS);
     while let Some((key, _)) = items.next()? {
@@ -93,6 +98,22 @@ fn check_counters(find: &mut Findings<'_>, tally: &Tally) -> Result<()> {
         let (recorded, counted) = (counters.unwritten_blocks, tally.unwritten_blocks);
         if recorded != counted && !tally.has_damaged_maps {
             find.add(Issue::UnwrittenCount { recorded, counted });
+        }
+    }
+    Ok(())
+}
+
+/// What scrubs left. That it is out of date is no fault.
+fn check_scrub(find: &mut Findings<'_>) -> Result<()> {
+    for table in [schema::SCRUB, schema::DAMAGED_BLOCKS, schema::DAMAGED_VALUES] {
+        let mut items = Items::of_table(find.metadata, table);
+        while let Some((key, value)) = items.next()? {
+            match schema::parse(&key) {
+                Some(Parsed::Scrub) => drop(find.open(&key, &value, ScrubRecord::decode)),
+                Some(Parsed::DamagedBlock { .. }) => drop(find.open(&key, &value, DamagedBlockRecord::decode)),
+                Some(Parsed::DamagedValue(_)) => drop(find.open(&key, &value, DamagedValueRecord::decode)),
+                _ => {}
+            }
         }
     }
     Ok(())

@@ -104,11 +104,18 @@ impl Mount {
 
     /// Makes a store of `size` and mounts it.
     pub fn with_size(size: &str, options: &str) -> Mount {
+        Mount::made_with(&["--size", size], options)
+    }
+
+    /// Makes a store with these arguments of mkfs and mounts it.
+    pub fn made_with(arguments: &[&str], options: &str) -> Mount {
         require_root_and_fuse();
         let mut mount = Mount { options: options.to_owned(), mounted: false, directory: scratch() };
         std::fs::create_dir(mount.path()).unwrap();
         let store = mount.store();
-        sumfs(&[OsStr::new("mkfs"), store.as_os_str(), OsStr::new("--size"), OsStr::new(size)]).expect_success();
+        let mut mkfs = vec![OsStr::new("mkfs"), store.as_os_str()];
+        mkfs.extend(arguments.iter().map(OsStr::new));
+        sumfs(&mkfs).expect_success();
         mount.mount();
         mount
     }

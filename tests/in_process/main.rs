@@ -31,6 +31,7 @@ mod nowait;
 mod panics;
 mod paths;
 mod scale;
+mod scrub;
 mod semantics;
 mod stress;
 mod tidy;

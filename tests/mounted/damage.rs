@@ -18,7 +18,7 @@ const BLOCK: usize = 4096;
 const PLACES: usize = 40;
 const CODE_MOUNT_FAILED: i32 = 32;
 
-fn flip(path: &Path, offset: u64) {
+pub fn flip(path: &Path, offset: u64) {
     let file = File::options().read(true).write(true).open(path).unwrap();
     let mut byte = [0];
     file.read_exact_at(&mut byte, offset).unwrap();

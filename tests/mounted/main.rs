@@ -27,6 +27,7 @@ mod recording_file;
 #[path = "../common/reference_model.rs"]
 mod reference_model;
 mod scale;
+mod scrub;
 mod smoke;
 mod transport;
 mod work;

@@ -1,0 +1,213 @@
+//! The data of a step of a scrub: which blocks are live, reading all copies of them, and what to do about one that is bad.
+//!
+//! The caller holds an epoch guard from before `gather` until after `judge`: what was live once under it is not given to anyone else,
+//! so a block that does not match, and that the metadata, looked up again, still call live with this checksum, is damaged (D10).
+
+use super::Surroundings;
+use crate::disk::buffer::AlignedBuffer;
+use crate::error::{Error, Result};
+use crate::meta::Metadata;
+use crate::meta::records::{self, ExtentRecord, ExtentStateRecord};
+use crate::meta::schema;
+use crate::meta::scrub_records::DamagedBlockRecord;
+use crate::space::Space;
+use crate::units::{BLOCK, BlockAddress, EXTENT_BLOCKS_MAX};
+use crate::verify::extents::{StoredExtent, StoredExtents};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A live block with its checksum.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    extent: u64,
+    in_extent: u32,
+    expected: u32,
+}
+
+/// Neighbouring live blocks of a group, read at once.
+#[derive(Debug)]
+pub(super) struct Run {
+    first: u64,
+    blocks: Vec<Block>,
+}
+
+/// A copy of a block that is not as it should be, at first sight.
+#[derive(Debug)]
+pub(super) struct Suspect {
+    block: Block,
+    copy: usize,
+}
+
+impl Suspect {
+    pub(super) fn address(&self) -> BlockAddress {
+        BlockAddress(self.block.extent + u64::from(self.block.in_extent))
+    }
+}
+
+/// What reading came to.
+#[derive(Debug, Default)]
+pub(super) struct Looked {
+    /// Copies of blocks read.
+    pub(super) blocks: u64,
+    pub(super) suspects: Vec<Suspect>,
+}
+
+/// The live blocks of the extents from address `from` on, until there are about `most`, and where to go on. Damaged records are passed
+/// over: they were found among the values.
+pub(super) fn gather(metadata: &Metadata, from: u64, most: u64) -> Result<(Vec<Run>, Option<u64>)> {
+    let blocks_per_group = metadata.space().blocks_per_group();
+    let mut stored = StoredExtents::new(metadata, from..u64::MAX)?;
+    let (mut runs, mut count): (Vec<Run>, u64) = (Vec::new(), 0);
+    while let Some(stored) = stored.next_below(u64::MAX)? {
+        if count >= most {
+            return Ok((runs, Some(stored.address)));
+        }
+        for block in live(&stored) {
+            count += 1;
+            let address = block.extent + u64::from(block.in_extent);
+            match runs.last_mut() {
+                Some(run)
+                    if run.first + run.blocks.len() as u64 == address
+                        && !address.is_multiple_of(blocks_per_group)
+                        && run.blocks.len() < EXTENT_BLOCKS_MAX as usize =>
+                {
+                    run.blocks.push(block);
+                }
+                _ => runs.push(Run { first: address, blocks: vec![block] }),
+            }
+        }
+    }
+    Ok((runs, None))
+}
+
+fn live(stored: &StoredExtent) -> Vec<Block> {
+    let address = BlockAddress(stored.address);
+    let record =
+        stored.extent.as_ref().map(|value| records::open(&schema::extent(address), value).and_then(ExtentRecord::decode));
+    let Some(Ok(record)) = record else { return Vec::new() };
+    let references = match &stored.state {
+        None => vec![1; record.sums.len()],
+        Some(value) => match records::open(&schema::extent_state(address), value).and_then(ExtentStateRecord::decode) {
+            Ok(state) => state.references,
+            Err(_) => return Vec::new(),
+        },
+    };
+    let all = (0u32..).zip(record.sums.iter().zip(references)).filter(|(_, (_, references))| *references > 0);
+    all.map(|(in_extent, (expected, _))| Block { extent: address.0, in_extent, expected: *expected }).collect()
+}
+
+/// Reads every copy of the runs on so many threads, which take the next one each, in order.
+pub(super) fn look(around: &Surroundings<'_>, runs: &[Run], threads: usize) -> Result<Looked> {
+    let space: &Space = around.metadata.space();
+    let mut jobs = Vec::new();
+    for run in runs {
+        // A group that is not there is the check's to find.
+        let copies = space.places(BlockAddress(run.first)).map_or(0, |places| places.len());
+        jobs.extend((0..copies).map(|copy| (copy, run)));
+    }
+    // Both copies on one device: all of the first ones, then all of the second ones.
+    jobs.sort_by_key(|(copy, _)| *copy);
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut looked = Looked::default();
+        while let Some((copy, run)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            looked.suspects.extend(look_at(space, run, *copy));
+            looked.blocks += run.blocks.len() as u64;
+        }
+        looked
+    };
+    let mut all = Looked::default();
+    std::thread::scope(|scope| -> Result<()> {
+        let others = (1..threads.min(jobs.len())).map(|number| {
+            let builder = std::thread::Builder::new().name(format!("scrub-{number}"));
+            builder.spawn_scoped(scope, work).map_err(|error| Error::io("starting a thread for the scrub", error))
+        });
+        let others = others.collect::<Result<Vec<_>>>()?;
+        all = work();
+        for other in others {
+            let looked = other.join().map_err(|_| Error::corrupt("a thread of the scrub failed"))?;
+            all.blocks += looked.blocks;
+            all.suspects.extend(looked.suspects);
+        }
+        Ok(())
+    })?;
+    all.suspects.sort_unstable_by_key(|suspect| (suspect.address(), suspect.copy));
+    around.stats.blocks_verified.fetch_add(all.blocks, Ordering::Relaxed);
+    Ok(all)
+}
+
+fn look_at(space: &Space, run: &Run, copy: usize) -> Vec<Suspect> {
+    let mut buffer = AlignedBuffer::filled_by(run.blocks.len() * BLOCK, |_| ());
+    if space.read_copy(BlockAddress(run.first), copy, &mut buffer).is_err() {
+        // One of them, or all: each is judged alone.
+        return run.blocks.iter().map(|block| Suspect { block: *block, copy }).collect();
+    }
+    let pairs = run.blocks.iter().zip(buffer.chunks_exact(BLOCK));
+    let differing = pairs.filter(|(block, bytes)| crc32c::crc32c(bytes) != block.expected);
+    differing.map(|(block, _)| Suspect { block: *block, copy }).collect()
+}
+
+/// Reads the suspect again, alone, and looks its mapping up again. When it is bad indeed: writes it anew from a copy that matches, if
+/// there is one. The number of the copy, with the damage; scrub and time are the caller's to fill in.
+pub(super) fn judge(around: &Surroundings<'_>, suspect: &Suspect) -> Result<Option<(u8, DamagedBlockRecord)>> {
+    let space: &Space = around.metadata.space();
+    let (address, expected) = (suspect.address(), suspect.block.expected);
+    let found = match read_one(space, address, suspect.copy) {
+        Ok(bytes) => Some(crc32c::crc32c(&bytes)),
+        Err(_) => None,
+    };
+    if found == Some(expected) || !is_live(around.metadata, &suspect.block)? {
+        return Ok(None);
+    }
+    if let Some(faults) = space.faults(address, suspect.copy) {
+        let (of_all, of_device) = match found {
+            Some(_) => (&around.stats.checksum_errors, &faults.checksum_errors),
+            None => (&around.stats.io_errors, &faults.read_errors),
+        };
+        of_all.fetch_add(1, Ordering::Relaxed);
+        of_device.fetch_add(1, Ordering::Relaxed);
+    }
+    let is_repaired = repair(around, suspect)?;
+    let copy = u8::try_from(suspect.copy).unwrap_or(u8::MAX);
+    Ok(Some((copy, DamagedBlockRecord { scrub: 0, found_at: 0, expected, found, is_repaired })))
+}
+
+fn read_one(space: &Space, address: BlockAddress, copy: usize) -> Result<AlignedBuffer> {
+    let mut buffer = AlignedBuffer::zeroed(BLOCK);
+    space.read_copy(address, copy, &mut buffer)?;
+    Ok(buffer)
+}
+
+/// True when the copy has been written anew and reads as it should.
+fn repair(around: &Surroundings<'_>, suspect: &Suspect) -> Result<bool> {
+    let space: &Space = around.metadata.space();
+    let (address, copy, expected) = (suspect.address(), suspect.copy, suspect.block.expected);
+    let is_good = |bytes: &AlignedBuffer| crc32c::crc32c(bytes) == expected;
+    let others = (0..space.places(address)?.len()).filter(|other| *other != copy);
+    let good = others.into_iter().find_map(|other| read_one(space, address, other).ok().filter(is_good));
+    let Some(good) = good else { return Ok(false) };
+    if around.metadata.latch().check().is_err() || !is_live(around.metadata, &suspect.block)? {
+        return Ok(false);
+    }
+    if let Err(error) = space.mend(address, copy, &good) {
+        tracing::warn!("scrub: repairing copy {copy} of block {address}: {error}");
+        return Ok(false);
+    }
+    around.stats.repaired_blocks.fetch_add(1, Ordering::Relaxed);
+    Ok(read_one(space, address, copy).is_ok_and(|bytes| is_good(&bytes)))
+}
+
+/// Do the metadata still say that this block holds data with this checksum?
+fn is_live(metadata: &Metadata, block: &Block) -> Result<bool> {
+    let (address, at) = (BlockAddress(block.extent), block.in_extent as usize);
+    let Some(record) = metadata.get(&schema::extent(address))? else { return Ok(false) };
+    let names = ExtentRecord::decode(&record)?.sums.get(at) == Some(&block.expected);
+    Ok(names && references(metadata, address, at)? > 0)
+}
+
+/// How often a block of an extent that exists is referenced.
+pub(super) fn references(metadata: &Metadata, extent: BlockAddress, in_extent: usize) -> Result<u32> {
+    Ok(match metadata.get(&schema::extent_state(extent))? {
+        None => 1,
+        Some(state) => ExtentStateRecord::decode(&state)?.references.get(in_extent).copied().unwrap_or(0),
+    })
+}
