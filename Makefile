@@ -6,6 +6,7 @@ PREFIX ?= /usr/local
 SEEDS  ?= 200
 CUTS   ?= 200
 SCHEDULES ?= 1000
+DAMAGES ?= 5000
 SECONDS ?= 60
 ROUNDS ?= 3
 SCALE ?= 100000
@@ -18,7 +19,7 @@ TARGET_DIR ?= $(or $(CARGO_TARGET_DIR),target)
 SUMFS  := $(TARGET_DIR)/release/sumfs
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build test mounted crash powercut fuzz shuttle stress xfstests lint fmt bench bench-compare scale install mount
+.PHONY: help deps build test mounted crash powercut detection fuzz shuttle stress xfstests lint fmt bench bench-compare scale install mount
 
 # $(call need,COMMAND,DEBIAN PACKAGES): installs the packages unless the command is there.
 need = @command -v $(1) >/dev/null 2>&1 || { \
@@ -27,7 +28,7 @@ need = @command -v $(1) >/dev/null 2>&1 || { \
 	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(2); }
 
 help: ## List the targets
-	@echo "Targets (STORE=$(STORE) MNT=$(MNT) PREFIX=$(PREFIX) SEEDS=$(SEEDS) CUTS=$(CUTS) SCHEDULES=$(SCHEDULES) SECONDS=$(SECONDS) ROUNDS=$(ROUNDS) SCALE=$(SCALE)):"
+	@echo "Targets (STORE=$(STORE) MNT=$(MNT) PREFIX=$(PREFIX) SEEDS=$(SEEDS) CUTS=$(CUTS) DAMAGES=$(DAMAGES) SCHEDULES=$(SCHEDULES) SECONDS=$(SECONDS) ROUNDS=$(ROUNDS) SCALE=$(SCALE)):"
 	@sed -n 's/^\([a-z-]*\):.*## /  \1	/p' $(MAKEFILE_LIST) | expand -t 18
 
 deps: ## Install what building needs (Debian packages by name; Rust must be there)
@@ -60,6 +61,9 @@ crash: deps ## Only the simulated power cuts; SEEDS= says how many
 powercut: deps ## Only the power cuts of the whole program, on ext4; CUTS= says how many; as root
 	$(call need,mkfs.ext4,e2fsprogs)
 	CUTS=$(CUTS) $(CARGO) test --release --test mounted power_cut -- --nocapture
+
+detection: deps ## Only the proof that damage is found and repaired; DAMAGES= says how many
+	DAMAGES=$(DAMAGES) $(CARGO) test --release --test in_process detection -- --nocapture
 
 fuzz: deps ## Hostile stores; SECONDS= for each target, TARGET= only one: superblock, label, record, journal, index, mount
 	FUZZ_SECONDS=$(SECONDS) FUZZ_TARGET=$(TARGET) CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS=true \

@@ -18,6 +18,7 @@ mod tree;
 mod copies;
 mod corruption;
 mod crash;
+mod detection;
 mod forgotten_maps;
 mod frozen_buffers;
 mod fsync_cost;
