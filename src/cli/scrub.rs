@@ -187,7 +187,11 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Action::Resume(start) => begin(start, ScrubAction::Resume),
         Action::Status(target) => {
             let found = Target::find(&target.target, true)?;
-            let report = found.ask(Command::Scrub { action: ScrubAction::Report, limit: None })?;
+            let mut report = found.ask(Command::Scrub { action: ScrubAction::Report, limit: None })?;
+            if matches!(found, Target::Opened(..)) && report["state"] == "running" {
+                // Nobody works on it: the next mount will, or `resume`.
+                report["state"] = json!("interrupted");
+            }
             found.close()?;
             show(&report, target.json);
             Ok(exit_code(&report))

@@ -32,6 +32,7 @@ mod nowait;
 mod panics;
 mod paths;
 mod scale;
+mod repair_races;
 mod scrub;
 mod semantics;
 mod stress;

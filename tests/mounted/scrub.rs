@@ -130,6 +130,7 @@ fn a_scrub_is_paused_and_goes_on_after_a_mount_and_after_a_kill() {
     sumfs(&["scrub", "resume", text(&target)]).expect_success();
     sumfs(&["sync", text(&target)]).expect_success();
     mount.kill();
+    assert_eq!(json(&sumfs(&["scrub", "status", text(&mount.store()), "--json"]).expect_success())["state"], "interrupted");
     mount.mount();
     // By itself.
     assert_eq!(status()["state"], "running");
