@@ -41,6 +41,7 @@ impl<'a> Iterator for Merged<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ops::Bound;
 
     fn overlay(records: &[(u8, Option<u8>)]) -> Overlay {
         records.iter().map(|(key, value)| (vec![*key], value.map(|value| vec![value]))).collect()
@@ -51,7 +52,8 @@ mod tests {
         let layers = [overlay(&[(3, Some(30)), (5, None)]), overlay(&[(1, Some(1)), (3, Some(3)), (5, Some(5)), (9, Some(9))])];
         let found: Vec<_> = Merged::new(&layers, ..).map(|(key, value)| (key[0], value.as_ref().map(|value| value[0]))).collect();
         assert_eq!(found, [(1, Some(1)), (3, Some(30)), (5, None), (9, Some(9))]);
-        let found: Vec<_> = Merged::new(&layers, &[2][..]..&[9][..]).map(|(key, _)| key[0]).collect();
+        let found: Vec<_> =
+            Merged::new(&layers, (Bound::Included(&[2u8][..]), Bound::Excluded(&[9u8][..]))).map(|(key, _)| key[0]).collect();
         assert_eq!(found, [3, 5]);
         assert_eq!(Merged::new([], ..).next(), None);
     }
