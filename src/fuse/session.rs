@@ -280,11 +280,12 @@ impl Serving {
         let ended = self.readers.drain(..).map(|thread| {
             thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread that served requests ended by an internal error")))
         });
-        let result = ended.fold(Ok(()), |first: io::Result<()>, next| first.and(next));
+        // All of them, before the first error counts.
+        let ended: Vec<io::Result<()>> = ended.collect();
         if let Some(rings) = &mut self.rings {
             rings.stop();
         }
-        result
+        ended.into_iter().collect()
     }
 }
 
