@@ -1,6 +1,7 @@
 //! The bodies of answers, as the protocol lays them out.
 //!
-//! We are the only writer, so what the kernel knows stays true: attributes, entries and missing names live for a year.
+//! We are the only writer, so what the kernel knows stays true: attributes, entries and missing names live for a year. Only the mode
+//! of a set-user-id file does not: the kernel tells us to take the bits away and goes on showing and obeying what it knew.
 
 use super::abi::{FOPEN_KEEP_CACHE, Message, STATX_MASK};
 use super::translate::entry_type;
@@ -15,6 +16,11 @@ const NAME_BYTES_MAX: u32 = 255;
 const ENTRY_BYTES: usize = 128;
 /// Length of a directory entry before its name.
 const DIRENT_BYTES: usize = 24;
+
+fn attributes_ttl(attributes: &Attributes) -> u64 {
+    let is_file = attributes.mode & libc::S_IFMT == libc::S_IFREG;
+    if is_file && attributes.mode & (libc::S_ISUID | libc::S_ISGID) != 0 { 0 } else { TTL_SECONDS }
+}
 
 fn attributes_into<const N: usize>(message: &mut Message<N>, attributes: &Attributes) {
     let times = [attributes.accessed, attributes.modified, attributes.changed];
@@ -31,7 +37,7 @@ fn attributes_into<const N: usize>(message: &mut Message<N>, attributes: &Attrib
 
 fn entry_into<const N: usize>(message: &mut Message<N>, attributes: &Attributes) {
     // Numbers of inodes are never used again, so there is only one generation.
-    for number in [attributes.inode.0, 0, TTL_SECONDS, TTL_SECONDS, 0] {
+    for number in [attributes.inode.0, 0, TTL_SECONDS, attributes_ttl(attributes), 0] {
         message.u64(number);
     }
     attributes_into(message, attributes);
@@ -65,7 +71,7 @@ pub fn created(attributes: &Attributes) -> Message<144> {
 /// Answer to GETATTR and SETATTR.
 pub fn attributes(attributes: &Attributes) -> Message<104> {
     let mut message = Message::default();
-    message.u64(TTL_SECONDS);
+    message.u64(attributes_ttl(attributes));
     message.u64(0);
     attributes_into(&mut message, attributes);
     message
@@ -74,7 +80,7 @@ pub fn attributes(attributes: &Attributes) -> Message<104> {
 /// Answer to STATX: what GETATTR says, and when the file was made.
 pub fn statx(attributes: &Attributes) -> Message<288> {
     let mut message = Message::default();
-    message.u64(TTL_SECONDS);
+    message.u64(attributes_ttl(attributes));
     message.zeros(24);
     message.u32(STATX_MASK);
     message.u32(BLOCK_SIZE as u32);
@@ -212,6 +218,21 @@ mod tests {
         assert_attributes(&entry.as_slice()[40..]);
         assert_eq!(Fields::new(entry.as_slice()).u64(), Some(77));
         assert_attributes(&created(&some_attributes()).as_slice()[40..128]);
+    }
+
+    #[test]
+    fn only_the_attributes_of_set_user_id_files_do_not_live() {
+        let lives = |mode: u32| {
+            let found = Attributes { mode, ..some_attributes() };
+            let (entry, attributes, statx) = (entry(&found), attributes(&found), statx(&found));
+            let at = |bytes: &[u8], place: usize| Fields::new(&bytes[place..]).u64().unwrap();
+            assert_eq!(at(entry.as_slice(), 16), TTL_SECONDS, "the name lives");
+            [at(entry.as_slice(), 24), at(attributes.as_slice(), 0), at(statx.as_slice(), 0)]
+        };
+        assert_eq!(lives(0o104_755), [0; 3]);
+        assert_eq!(lives(0o102_755), [0; 3]);
+        assert_eq!(lives(0o100_755), [TTL_SECONDS; 3]);
+        assert_eq!(lives(0o042_755), [TTL_SECONDS; 3], "a directory keeps the bit");
     }
 
     #[test]
