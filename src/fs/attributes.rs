@@ -36,6 +36,11 @@ impl SetTime {
 }
 
 impl Filesystem {
+    /// Must every read be seen here, however little it changes otherwise?
+    pub fn counts_every_access(&self) -> bool {
+        self.options.access_times == AccessTimes::Strictatime
+    }
+
     /// The attributes of an inode.
     pub fn getattr(&self, inode: InodeNumber) -> Result<Attributes> {
         Ok(self.inode(inode)?.attributes())

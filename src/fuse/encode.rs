@@ -68,6 +68,13 @@ pub fn created(attributes: &Attributes) -> Message<144> {
     message
 }
 
+/// Answer to OPEN: no handle, and nothing cached stays.
+pub fn opened() -> Message<16> {
+    let mut message = Message::default();
+    message.zeros(16);
+    message
+}
+
 /// Answer to GETATTR and SETATTR.
 pub fn attributes(attributes: &Attributes) -> Message<104> {
     let mut message = Message::default();
@@ -241,6 +248,7 @@ mod tests {
         assert_eq!(entry(&attributes_).as_slice().len(), 128);
         assert_eq!(no_entry().as_slice().len(), 128);
         assert_eq!(created(&attributes_).as_slice().len(), 144);
+        assert_eq!(opened().as_slice().len(), 16);
         assert_eq!(attributes(&attributes_).as_slice().len(), 104);
         assert_eq!(statx(&attributes_).as_slice().len(), 288);
         assert_eq!(statfs(&SpaceStatus::default()).as_slice().len(), 80);

@@ -162,6 +162,7 @@ pub enum Body<'a> {
         input: &'a [u8],
         output_bytes: usize,
     },
+    Open,
     /// RELEASE and RELEASEDIR: there is nothing to let go of.
     Release,
     Destroy,
@@ -228,6 +229,7 @@ impl<'a> Body<'a> {
             opcode::COPY_FILE_RANGE => copy_file_range(message, false)?,
             opcode::COPY_FILE_RANGE_64 => copy_file_range(message, true)?,
             opcode::IOCTL => ioctl(message)?,
+            opcode::OPEN => Body::Open,
             opcode::RELEASE | opcode::RELEASEDIR => Body::Release,
             opcode::DESTROY => Body::Destroy,
             opcode::NOTIFY_REPLY => Body::NotifyReply,
@@ -302,7 +304,7 @@ impl<'a> Body<'a> {
             Body::Removexattr { .. } => Operation::Removexattr,
             Body::Fallocate { .. } => Operation::Fallocate,
             Body::CopyFileRange { .. } => Operation::CopyFileRange,
-            Body::Ioctl { .. } | Body::Release | Body::Destroy | Body::NotifyReply | Body::Other => Operation::Other,
+            Body::Ioctl { .. } | Body::Open | Body::Release | Body::Destroy | Body::NotifyReply | Body::Other => Operation::Other,
         }
     }
 }

@@ -29,6 +29,7 @@ mod reference_model;
 mod scale;
 mod scrub;
 mod smoke;
+mod times;
 mod transport;
 mod work;
 mod writers;

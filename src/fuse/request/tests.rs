@@ -96,6 +96,7 @@ fn attributes() {
     decoded(opcode::READDIR, &fields(&[1, 2, 300, 0, 0]), &[], "Readdir { offset: 2, size: 300 }");
     decoded(opcode::READDIRPLUS, &fields(&[1, 2, 300, 0, 0]), &[], "Readdirplus { offset: 2, size: 300 }");
     decoded(opcode::FORGET, &fields(&[5]), &[], "Forget { count: 5 }");
+    decoded(opcode::OPEN, &fields(&[0]), &[], "Open");
     decoded(opcode::RELEASE, &fields(&[0, 0, 0]), &[], "Release");
     decoded(opcode::DESTROY, &[], &[], "Destroy");
     decoded(99, &[], b"whatever", "Other");
