@@ -78,6 +78,14 @@ impl Filesystem {
         written.and(committed)
     }
 
+    /// Makes everything durable, then refuses every change until the store is mounted anew, which replays the journal: what
+    /// FS_IOC_SHUTDOWN asks for. Its flags, which of this to leave out, do not get here.
+    pub fn go_down(&self) -> Result<()> {
+        let synced = self.sync();
+        self.meta.latch().set("shut down on request", false);
+        synced
+    }
+
     /// A commit of everything appended so far; returns when it is durable.
     pub(super) fn commit_now(&self) -> Result<()> {
         self.commit_with(false)

@@ -68,6 +68,8 @@ pub mod fattr {
     pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 
+/// Command of an IOCTL, `_IOR('X', 125, u32)`: stop now, which ext4, XFS and btrfs each have under a name of their own.
+pub const FS_IOC_SHUTDOWN: u32 = 0x8004_587d;
 /// Flag of a WRITE: out of the kernel's page cache.
 pub const WRITE_CACHE: u32 = 1 << 0;
 /// Flag of a WRITE: clear set-user-id and set-group-id.

@@ -75,6 +75,13 @@ pub fn opened() -> Message<16> {
     message
 }
 
+/// Answer to an IOCTL that gives nothing back.
+pub fn ioctl_done() -> Message<16> {
+    let mut message = Message::default();
+    message.zeros(16);
+    message
+}
+
 /// Answer to GETATTR and SETATTR.
 pub fn attributes(attributes: &Attributes) -> Message<104> {
     let mut message = Message::default();

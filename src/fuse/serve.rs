@@ -6,6 +6,7 @@
 //!
 //! A panic in a handler drops its reply, which answers EIO, and latches the store read-only.
 
+use super::abi::FS_IOC_SHUTDOWN;
 use super::dispatch::{Busy, Dispatcher, Read, Reading, Write};
 use super::encode;
 use super::reply::Reply;
@@ -153,6 +154,11 @@ impl Server {
             Body::Syncfs => reply.empty(fs.sync()),
             // The kernel then says EOPNOTSUPP by itself.
             Body::Tmpfile { .. } => reply.failure(libc::ENOSYS),
+            Body::Ioctl { command: FS_IOC_SHUTDOWN, .. } if caller.uid != 0 => reply.failure(libc::EPERM),
+            Body::Ioctl { command: FS_IOC_SHUTDOWN, .. } => match fs.go_down() {
+                Ok(()) => reply.body(encode::ioctl_done().as_slice()),
+                Err(error) => reply.error(&error),
+            },
             Body::Ioctl { .. } => reply.failure(libc::ENOTTY),
             _ => self.handle_attribute(request, reply),
         }

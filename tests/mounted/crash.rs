@@ -1,7 +1,7 @@
 //! What survives the end of the daemon (kill -9), and what a read-only mount leaves alone.
 
 use crate::content::{assert_same, pattern};
-use crate::mount::{Mount, sumfs};
+use crate::mount::{Mount, run, sumfs};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -114,4 +114,42 @@ fn nor_does_one_after_a_kill() {
     sumfs(&["sync", mount.path().to_str().unwrap()]).expect_success();
     mount.kill();
     read_only_changes_nothing(&mut mount);
+}
+
+/// FS_IOC_SHUTDOWN, which ext4, XFS and btrfs know, of a directory, as a user.
+const SHUT_DOWN: &str = "import fcntl, os, struct, sys; \
+    root = os.open(sys.argv[1], os.O_RDONLY); \
+    os.setuid(int(sys.argv[2])); \
+    fcntl.ioctl(root, 0x8004587d, struct.pack('I', 0))";
+
+/// What had reached the daemon is there afterwards; until then nothing changes any more.
+fn shutting_down_on_request(options: &str) {
+    let mut mount = Mount::with_size("256M", options);
+    let root = mount.path();
+    fs::write(root.join("file"), pattern(100_000, 4)).unwrap();
+    let shut_down = |user: &str| run("python3", &["-c", SHUT_DOWN, root.to_str().unwrap(), user]);
+    let refused = shut_down("65534");
+    assert!(refused.code == 1 && refused.stderr.contains("Operation not permitted"), "{refused:?}");
+    fs::write(root.join("more"), "x").unwrap();
+    shut_down("0").expect_success();
+    let expected = Some(Errno::ROFS.raw_os_error());
+    assert_eq!(fs::create_dir(root.join("new")).unwrap_err().raw_os_error(), expected);
+    assert_eq!(fs::remove_file(root.join("file")).unwrap_err().raw_os_error(), expected);
+    assert_same(&fs::read(root.join("file")).unwrap(), &pattern(100_000, 4), "a store that is shut down");
+    // Not `sumfs umount`, which would rightly say that the store was not closed.
+    run("umount", &[root.to_str().unwrap()]).expect_success();
+    mount.mount();
+    assert_same(&fs::read(root.join("file")).unwrap(), &pattern(100_000, 4), "after the shut down");
+    assert_eq!(fs::read(root.join("more")).unwrap(), b"x");
+    fs::remove_file(root.join("more")).unwrap();
+}
+
+#[test]
+fn shutting_down_on_request_is_as_a_crash() {
+    shutting_down_on_request("cache=none");
+}
+
+#[test]
+fn shutting_down_on_request_is_as_a_crash_with_the_kernels_cache() {
+    shutting_down_on_request("cache=writeback");
 }
