@@ -318,10 +318,11 @@ fn report_text(report: &Value) -> String {
     }
     let verdict = match exit_code(report) {
         0 => "none found".to_owned(),
-        CODE_REPAIRED => format!("{bad} blocks, all repaired"),
+        CODE_REPAIRED => format!("{bad} copies of blocks, all repaired"),
         _ => {
             let values = number(report, "damaged_values");
-            format!("{bad} blocks, {repaired} repaired, {} left; {values} metadata values", bad.saturating_sub(repaired))
+            let left = bad.saturating_sub(repaired);
+            format!("{bad} copies of blocks, {repaired} repaired, {left} left; {values} metadata values")
         }
     };
     rows.push(("damage", verdict));
@@ -389,7 +390,7 @@ mod tests {
         for part in [
             "finished (number 2)",
             "8.0 KiB of 8.0 KiB compared",
-            "2 blocks, 1 repaired, 1 left",
+            "2 copies of blocks, 1 repaired, 1 left",
             "/a/b: bytes 4096-12287: repaired: wrong checksum (device 1, byte 12288, block 7)",
             "bytes 4096-12287: NOT repaired",
             "inode 9",

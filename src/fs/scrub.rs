@@ -3,7 +3,7 @@
 //! The walk is `verify::scrub`, step by step. Each step's cursor and findings go into the running transaction as one batch, so a crash
 //! or an unmount costs at most the steps since the last commit; while the record says `Running`, the next mount goes on by itself.
 //!
-//! Whoever waits for the store comes first: as long as requests arrive, a step is small, on one thread, and the thread sleeps nine
+//! Whoever waits for the store comes first: as long as requests arrive, a step is small, on one thread, and the thread sleeps nineteen
 //! times as long as the step took. Nobody waits for the scrub; no lock is held across a step, except that one thread does steps.
 
 use super::Filesystem;
@@ -23,13 +23,13 @@ use std::time::{Duration, Instant};
 
 /// Blocks of a step while nobody else wants anything, and while somebody does.
 const IDLE_STEP_BLOCKS: u64 = (32 << 20) / BLOCK_SIZE;
-const BUSY_STEP_BLOCKS: u64 = (2 << 20) / BLOCK_SIZE;
+const BUSY_STEP_BLOCKS: u64 = (1 << 20) / BLOCK_SIZE;
 /// Threads of a step, at most.
 const THREADS_MAX: usize = 8;
 /// So long after the last request the store counts as idle.
 const BUSY: Duration = Duration::from_millis(200);
 /// While others want something the thread sleeps so many times as long as a step took, and at most so long.
-const BUSY_PAUSE: u32 = 9;
+const BUSY_PAUSE: u32 = 19;
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How often what was done is made durable.
 const COMMIT_INTERVAL: Duration = Duration::from_secs(5);

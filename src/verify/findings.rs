@@ -10,8 +10,9 @@ use crate::units::InodeNumber;
 
 /// Issues that are listed one by one; further ones are only counted, so that a lost device does not fill the memory.
 pub(super) const LISTED_MAX: usize = 10_000;
-/// Items taken from the metadata at once.
-const PAGE_ITEMS: usize = 500;
+/// Items taken from the metadata at once: few at first, for who wants no more, then twice as many each time, up to so many.
+const FIRST_PAGE_ITEMS: usize = 32;
+const PAGE_ITEMS_MAX: usize = 512;
 /// Directories in each other that a path may have before it is taken for a loop.
 const DEPTH_MAX: usize = 20_000;
 
@@ -43,11 +44,13 @@ pub(super) struct Items<'a> {
     next: Option<Key>,
     end: Key,
     page: std::vec::IntoIter<(Key, Vec<u8>)>,
+    /// Items of the next page.
+    page_items: usize,
 }
 
 impl<'a> Items<'a> {
     pub(super) fn new(metadata: &'a Metadata, from: Key, end: Key) -> Items<'a> {
-        Items { metadata, next: Some(from), end, page: Vec::new().into_iter() }
+        Items { metadata, next: Some(from), end, page: Vec::new().into_iter(), page_items: FIRST_PAGE_ITEMS }
     }
 
     pub(super) fn of_table(metadata: &'a Metadata, table: u8) -> Items<'a> {
@@ -60,7 +63,8 @@ impl<'a> Items<'a> {
                 return Ok(Some(item));
             }
             let Some(from) = self.next.take() else { return Ok(None) };
-            let (page, next) = self.metadata.scan_sealed(&from, &self.end, PAGE_ITEMS)?;
+            let (page, next) = self.metadata.scan_sealed(&from, &self.end, self.page_items)?;
+            self.page_items = (2 * self.page_items).min(PAGE_ITEMS_MAX);
             (self.page, self.next) = (page.into_iter(), next);
         }
     }

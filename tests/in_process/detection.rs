@@ -323,7 +323,7 @@ fn prove(name: &str, shape: Shape) {
     while tally.damages < wanted {
         let number = seed / ROUNDS_A_SAMPLE;
         if sample.as_ref().is_none_or(|(known, _)| *known != number) {
-            sample = Some((number, Sample::new(number, shape, number % 2 == 0)));
+            sample = Some((number, Sample::new(number, shape, number.is_multiple_of(2))));
         }
         let (_, sample) = sample.as_ref().unwrap();
         let outcome = catch_unwind(AssertUnwindSafe(|| round(sample, seed, &mut tally)));
