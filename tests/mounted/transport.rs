@@ -154,7 +154,16 @@ fn deep_queues_of_direct_io_are_right() {
     for options in ["transport=uring", "transport=uring,cache=none,wait-inline=off"] {
         let mount = Mount::new(options);
         let target = mount.path().join("target");
-        let job = ["--name=deep", "--rw=randwrite", "--bs=4k", "--size=24M", "--direct=1", "--ioengine=libaio", "--iodepth=64"];
+        let job = [
+            "--name=deep",
+            "--rw=randwrite",
+            "--bs=4k",
+            "--size=24M",
+            "--direct=1",
+            "--ioengine=libaio",
+            "--iodepth=64",
+            "--verify_state_save=0",
+        ];
         let verify = ["--verify=crc32c", "--verify_fatal=1", "--do_verify=1", "--randseed=7"];
         let file = format!("--filename={}", target.display());
         run("fio", &[&job[..], &verify[..], &[&file]].concat()).expect_success();

@@ -69,7 +69,7 @@ mod tests {
         assert_eq!(here(), before);
         placement.note(1);
         assert_eq!(here(), before, "one small batch is not few");
-        (0..20).for_each(|_| placement.note(1));
+        (0..60).for_each(|_| placement.note(1));
         assert_eq!(here().count(), 1);
     }
 }
