@@ -268,6 +268,17 @@ impl Histogram {
         self.buckets.iter().map(|bucket| bucket.load(Relaxed)).sum()
     }
 
+    /// The buckets but for the last, which has no bound: upper bound in microseconds, and how many.
+    pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> {
+        let all = self.buckets.iter().enumerate().map(|(number, bucket)| (1 << number, bucket.load(Relaxed)));
+        all.take(BUCKETS - 1)
+    }
+
+    /// All durations together.
+    pub fn sum_seconds(&self) -> f64 {
+        self.sum_ns.load(Relaxed) as f64 / 1e9
+    }
+
     /// An upper bound, in microseconds, of the fastest `per_mille` of 1000 (500: the median). 0 when there are none.
     pub fn quantile_us(&self, per_mille: u64) -> u64 {
         let wanted = u128::from(self.count()) * u128::from(per_mille);

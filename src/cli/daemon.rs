@@ -4,6 +4,7 @@
 //! the store is locked and opened, then the mount, last the caller is told and let go. On the way out: unmounted, store closed,
 //! those who wait are told, lock free. All errors before the mount is usable go to the caller, later ones to the log.
 
+use super::metrics::{self, Exporter};
 use super::mount::{CODE_FAILED, Plan, READY};
 use super::{Failure, Outcome, WithCode, info, logging, mountinfo, read, scrub};
 use crate::control::{self, Command};
@@ -66,6 +67,10 @@ fn serve(plan: &Plan, usable: &Cell<bool>) -> std::result::Result<(), Failure> {
     let options = Options { kernel_caches, ..plan.options.filesystem.clone() };
     let filesystem = Filesystem::open(store.disks().clone(), options).or_code(CODE_FAILED)?;
     let mut control = start_control(plan, &store, description, &filesystem);
+    let metrics = start_metrics(plan, &filesystem).inspect_err(|_| {
+        // Nothing has been done to it; the reason that is told is the first one.
+        filesystem.shutdown().ok();
+    })?;
 
     let mut options = SessionOptions { host_is_direct: store.disks().bypass_host_cache(), ..session_options(plan) };
     options.read_only |= filesystem.read_only_reason().is_some();
@@ -77,6 +82,7 @@ fn serve(plan: &Plan, usable: &Cell<bool>) -> std::result::Result<(), Failure> {
     if let Some(control) = &mut control {
         control.stop();
     }
+    drop(metrics);
     let closed = filesystem.shutdown();
     // All that is open, before the word that the store is free.
     drop((filesystem, store));
@@ -169,6 +175,12 @@ fn start_control(
     started
         .inspect_err(|error| tracing::warn!("no control socket, so sumfs stats and sync will not reach this mount: {error}"))
         .ok()
+}
+
+fn start_metrics(plan: &Plan, filesystem: &Arc<Filesystem>) -> std::result::Result<Option<Exporter>, Failure> {
+    let Some(target) = &plan.options.metrics else { return Ok(None) };
+    let filesystem = Arc::clone(filesystem);
+    Exporter::start(target, move || metrics::text(&filesystem)).or_code(CODE_FAILED).map(Some)
 }
 
 /// Lets go of everything of the caller's, then tells it. The other way round, a caller that waits for the end of our output could

@@ -18,6 +18,7 @@ pub mod info;
 pub mod invocation;
 pub mod logging;
 mod map;
+pub mod metrics;
 pub mod mkfs;
 pub mod mount;
 pub mod mountinfo;

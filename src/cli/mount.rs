@@ -5,6 +5,7 @@
 //! status pipe: it writes [`READY`], or one line that says what is wrong, and closes it. So when the daemon dies in between, the
 //! pipe ends and nobody waits for ever.
 
+use super::metrics::Target;
 use super::options::{self, MountOptions};
 use super::{Failure, Outcome, WithCode, daemon, mountinfo};
 use crate::sys::{self, Mounted};
@@ -139,6 +140,14 @@ fn plan(arguments: &Arguments, mut options: MountOptions) -> Result<Plan, Failur
             return Err(Failure::new(CODE_USAGE, message));
         }
         options.log = Some(log);
+    }
+    if let Some(Target::File(path)) = &mut options.metrics {
+        *path = mountinfo::absolute(path).or_code(CODE_FAILED)?;
+        if path.starts_with(&mountpoint) {
+            let (path, mountpoint) = (path.display(), mountpoint.display());
+            let message = format!("the metrics file {path} lies below the mount point {mountpoint}; choose another file");
+            return Err(Failure::new(CODE_USAGE, message));
+        }
     }
     Ok(Plan { store, mountpoint, options, daemon: arguments.daemon })
 }

@@ -2,6 +2,7 @@
 //! ones that mount(8), fstab and systemd pass along are taken and, where they mean something to a file system, obeyed.
 
 use super::Failure;
+use super::metrics::Target;
 use crate::fs::{AccessTimes, Options, ReadOrder, WaitInline};
 use crate::fuse::session::{CacheMode, Transport};
 use crate::store::parse_size;
@@ -9,7 +10,7 @@ use crate::sys::MountFlags;
 use std::path::PathBuf;
 
 /// Our options and one line about each.
-pub const OPTIONS: [(&str, &str); 16] = [
+pub const OPTIONS: [(&str, &str); 17] = [
     ("ro | rw", "read-only changes no byte of the store"),
     ("cache=writeback|none", "who holds written data first: the kernel's page cache, or the daemon"),
     ("cache-size=SIZE", "memory for the daemon's caches (256M)"),
@@ -30,6 +31,7 @@ pub const OPTIONS: [(&str, &str); 16] = [
     ("threads=N", "threads that read requests out of /dev/fuse"),
     ("log=FILE", "where the daemon's messages go, instead of syslog"),
     ("fsname=NAME", "what the list of mounts shows as the source, instead of the store's path"),
+    ("metrics=ADDRESS:PORT|FILE", "give metrics out in the text form of Prometheus"),
     ("suid | nosuid, dev | nodev, exec | noexec, sync", "as for every file system"),
     ("remount", "with ro, rw, nosuid and so on: change a mount that exists"),
 ];
@@ -78,6 +80,8 @@ pub struct MountOptions {
     pub log: Option<PathBuf>,
     /// The source that the list of mounts shows; None: the store's path.
     pub source_name: Option<String>,
+    /// Where metrics go.
+    pub metrics: Option<Target>,
     /// Obey set-user-id bits.
     pub suid: bool,
     /// Obey device nodes.
@@ -100,6 +104,7 @@ impl Default for MountOptions {
             threads: None,
             log: None,
             source_name: None,
+            metrics: None,
             suid: true,
             dev: true,
             exec: true,
@@ -219,6 +224,10 @@ impl MountOptions {
                 let threads = value.parse::<usize>().ok().filter(|threads| (1..=256).contains(threads));
                 self.threads = Some(threads.ok_or_else(|| wrong("must be a number from 1 to 256"))?);
             }
+            "metrics" => {
+                let target = Target::parse(value).ok_or_else(|| wrong("must be like 127.0.0.1:9100, or the path of a file"))?;
+                self.metrics = Some(target);
+            }
             "log" if value.is_empty() => return Err(wrong("the name of a file is missing")),
             "log" => self.log = Some(PathBuf::from(value)),
             // A path there names the store: another one would be taken for it.
@@ -315,6 +324,7 @@ mod tests {
             ("csum-inline=big", "64M"),
             ("log=", "missing"),
             ("fsname=/dev/sdb", "not a path"),
+            ("metrics=9100", "127.0.0.1:9100"),
         ] {
             let failure = parse(option).unwrap_err();
             assert!(failure.message.contains(option) && failure.message.contains(hint), "{}", failure.message);

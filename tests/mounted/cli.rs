@@ -431,3 +431,22 @@ fn a_closed_pipe_ends_a_tool_quietly() {
         assert!(ran.stderr.is_empty() && ran.status.code().is_none(), "{command}: {ran:?}");
     }
 }
+
+#[test]
+fn metrics_are_given_out_in_the_text_form_of_prometheus() {
+    let place = Place::new();
+    let file = place.at("sumfs.prom");
+    place.mount(&["-o", &format!("metrics={}", text(&file))]).expect_success();
+    let metrics = fs::read_to_string(&file).unwrap();
+    for part in ["# TYPE sumfs_commit_seconds histogram", "sumfs_operations_total{operation=\"read\"} 0", "{state=\"never\"} 1"] {
+        assert!(metrics.contains(part), "no \"{part}\" in\n{metrics}");
+    }
+    fs::write(place.mountpoint().join("file"), "x").unwrap();
+    place.umount().expect_success();
+    // The last word: written when the mount ends.
+    let metrics = fs::read_to_string(&file).unwrap();
+    assert!(!metrics.contains("sumfs_operations_total{operation=\"write\"} 0\n"), "{metrics}");
+    let below = place.mountpoint().join("metrics");
+    place.mount(&["-o", &format!("metrics={}", text(&below))]).expect_failure(1, &["below the mount point"]);
+    place.mount(&["-o", "metrics=9100"]).expect_failure(1, &["127.0.0.1:9100"]);
+}
