@@ -1,7 +1,7 @@
 //! Metrics in the text form of Prometheus, for a mount with `-o metrics=`: answered over HTTP at an address, or written to a file for
 //! node_exporter's textfile collector (a new file takes the old one's place, so nobody reads half of one).
 //!
-//! One thread, which sleeps in accept(2), or for [`FILE_INTERVAL`]; it holds the file system, so it is stopped before that is closed.
+//! One thread, which sleeps in accept(2), or for a few seconds; it holds the file system, so it is stopped before that is closed.
 
 use crate::error::{Error, Result};
 use crate::fs::Filesystem;
