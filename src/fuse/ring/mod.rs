@@ -37,11 +37,20 @@ pub struct Rings {
     threads: Vec<JoinHandle<io::Result<()>>>,
 }
 
-/// How many CPUs the kernel has queues for: the highest number that a CPU can ever have, and one.
+/// How many CPUs the kernel has queues for: all that can ever be there.
 fn possible_cpus() -> io::Result<usize> {
     let text = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
-    let numbers = text.trim().split([',', '-']).filter_map(|number| number.parse::<usize>().ok());
-    numbers.max().map(|last| last + 1).ok_or_else(|| io::Error::other("no list of possible CPUs"))
+    count_of(&text).ok_or_else(|| io::Error::other(format!("the list of possible CPUs is {text:?}")))
+}
+
+/// The length of a list like `0-3,8-11`.
+fn count_of(list: &str) -> Option<usize> {
+    let range = |range: &str| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+        (last.checked_sub(first)?).checked_add(1)
+    };
+    list.trim().split(',').map(range).sum()
 }
 
 fn depth_for(cpus: usize) -> usize {
@@ -132,6 +141,13 @@ mod tests {
             assert!(depth_for(cpus) * cpus * REQUEST_BYTES_MAX <= PAYLOADS_BYTES_MAX, "{cpus}");
         }
         assert_eq!(depth_for(4096), DEPTH_MIN);
+    }
+
+    #[test]
+    fn lists_of_cpus_are_counted() {
+        let table = [("0\n", 1), ("0-1\n", 2), ("0-3,8-11", 8), ("0,2,4-5", 4)];
+        table.iter().for_each(|(list, count)| assert_eq!(count_of(list), Some(*count), "{list}"));
+        ["", "a", "3-1", "0-"].iter().for_each(|list| assert_eq!(count_of(list), None, "{list}"));
     }
 
     #[test]

@@ -43,6 +43,8 @@ pub struct Thread {
     commit_ids: Vec<u64>,
     /// Slots that the kernel still takes.
     live: usize,
+    /// Why one was lost although the connection has not ended.
+    lost: Option<io::Error>,
     placement: Placement,
     /// How many the requests of the batch count for.
     weight: usize,
@@ -71,6 +73,7 @@ impl Thread {
             payloads: payloads.into_iter().map(Some).collect(),
             commit_ids: vec![0; depth.into()],
             live: depth.into(),
+            lost: None,
             placement: Placement::new(number.into()),
             weight: 0,
             copied: Vec::new(),
@@ -105,7 +108,8 @@ impl Thread {
             self.placement.note(self.weight);
             self.take_answers()?;
         }
-        Ok(())
+        // With the last slot lost, whoever makes requests on this CPU would wait for ever.
+        self.lost.filter(|_| !self.queue.is_stopped()).map_or(Ok(()), Err)
     }
 
     fn serve_batch(&mut self, completed: &mut Vec<(u64, i32)>) -> io::Result<()> {
@@ -140,7 +144,9 @@ impl Thread {
     fn lose(&mut self, slot: u16, error: i32) {
         self.live -= 1;
         if !ENDED.contains(&error) {
-            tracing::warn!("slot {slot} of a ring is lost: {}", io::Error::from_raw_os_error(-error));
+            let error = io::Error::from_raw_os_error(-error);
+            tracing::warn!("slot {slot} of a ring is lost: {error}");
+            self.lost = Some(error);
         }
     }
 
