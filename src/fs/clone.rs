@@ -11,7 +11,6 @@ use super::range_lock::RangeGuard;
 use super::resize::Mark;
 use super::types::Caller;
 use crate::cache::CachedFile;
-use crate::clock::now;
 use crate::error::{Error, Result};
 use crate::extent::FileExtents;
 use crate::extent::load::whole_blocks;
@@ -65,9 +64,7 @@ impl Filesystem {
         self.note_access(source.inode);
         self.drop_capability(target.inode)?;
         let mut state = target.inode.state.lock();
-        let time = now();
-        state.record.modified = time;
-        state.record.changed = time;
+        self.stamp_unless_kernel_does(&mut state.record);
         if caller.uid != 0 {
             kill_suid(&mut state.record);
         }

@@ -174,9 +174,7 @@ impl Filesystem {
         }
         self.drop_capability(&inode)?;
         let mut state = inode.state.lock();
-        let time = now();
-        state.record.modified = time;
-        state.record.changed = time;
+        self.stamp_unless_kernel_does(&mut state.record);
         if caller.uid != 0 {
             kill_suid(&mut state.record);
         }

@@ -315,3 +315,20 @@ fn sizes_have_limits() {
     size(file, 0).unwrap();
     tree.close();
 }
+
+/// The kernel with its writeback cache keeps the times itself: what it did not ask for must not change them behind its back.
+#[test]
+fn the_kernel_keeps_the_times_of_what_it_caches() {
+    let mut tree = Tree::new();
+    tree.store.close(&tree.fs);
+    tree.fs = tree.store.open_with(Options { kernel_caches: true, background: false, ..Options::default() });
+    let (file, copy) = (tree.file(ROOT, "f"), tree.file(ROOT, "g"));
+    tree.write(file, 0, &[7; 8192]).unwrap();
+    tree.fs.fsync(file, false, Box::new(|result| result.unwrap()));
+    age(&tree, file);
+    age(&tree, copy);
+    tree.fs.fallocate(&CALLER, file, 0, 4096, FallocateMode::PunchHole).unwrap();
+    assert_eq!(tree.fs.copy_range(&CALLER, (file, 0), (copy, 0), 8192).unwrap(), 8192);
+    assert!(!touched(&tree.attributes(file)).contains(['m', 'c']) && touched(&tree.attributes(copy)).is_empty());
+    tree.close();
+}
