@@ -26,6 +26,14 @@ pub(super) fn kill_suid(record: &mut InodeRecord) -> bool {
     changed
 }
 
+/// The same where the kernel leaves it to us who may keep what: sgid goes altogether if the caller is not of the group.
+pub(super) fn kill_suid_for(caller: &Caller, record: &mut InodeRecord) {
+    kill_suid(record);
+    if caller.gid != record.gid {
+        record.mode &= !SGID;
+    }
+}
+
 impl SetTime {
     fn at(self, time: Timestamp) -> Timestamp {
         match self {

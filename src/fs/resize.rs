@@ -2,7 +2,7 @@
 //! with the new size and a record that the rest is being deleted, which a crash leaves to the next mount.
 
 use super::Filesystem;
-use super::attributes::kill_suid;
+use super::attributes::{kill_suid, kill_suid_for};
 use super::inode::Inode;
 use super::types::{Caller, FallocateMode};
 use crate::cache::{CachedFile, Hold};
@@ -176,7 +176,7 @@ impl Filesystem {
         let mut state = inode.state.lock();
         self.stamp_unless_kernel_does(&mut state.record);
         if caller.uid != 0 {
-            kill_suid(&mut state.record);
+            kill_suid_for(caller, &mut state.record);
         }
         self.append_inode(&inode, &mut state)
     }

@@ -339,6 +339,11 @@ pub fn set_user_id_is_cleared_by_writes(root: &Path) {
     let directly = make("directly");
     as_nobody("dd if=/dev/zero of=\"$1\" bs=4096 count=1 oflag=direct conv=notrunc status=none", &directly);
     assert_eq!(mode(&directly), 0o777);
+    // Who is not of the group loses set-group-id even where it only asks for locks.
+    let allocated = make("allocated");
+    std::fs::set_permissions(&allocated, std::fs::Permissions::from_mode(0o6666)).unwrap();
+    as_nobody("fallocate -l 8192 \"$1\"", &allocated);
+    assert_eq!(mode(&allocated), 0o666);
     let truncated = make("truncated");
     as_nobody("truncate -s 3 \"$1\"", &truncated);
     assert_eq!(mode(&truncated), 0o777);
