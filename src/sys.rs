@@ -1,5 +1,5 @@
 //! What only the system can do: mounting and unmounting FUSE, what is mounted where, process state (IO_FLUSHER, sessions,
-//! limits), termination signals. The only file besides `disk/buffer.rs` with `unsafe`: the signal handler and calls that rustix has
+//! limits, how memory is kept), termination signals. The only file besides `disk/buffer.rs` with `unsafe`: the signal handler and calls that rustix has
 //! no safe form of.
 //!
 //! Without the right to mount, mounting and unmounting go through the set-user-id program `fusermount3`, which passes the open
@@ -31,6 +31,10 @@ pub use rustix::mount::MountFlags;
 /// The type under which mounts appear; the kernel takes the part before the dot.
 pub const FILE_SYSTEM_TYPE: &str = "fuse.sumfs";
 const SUBTYPE: &str = "sumfs";
+/// Arenas of the allocator, at least and at most.
+const ARENAS: (usize, usize) = (2, 8);
+/// Allocations from here on are mapped by themselves, and given back when freed.
+const MAPPED_BYTES_MIN: libc::c_int = 512 << 10;
 const FUSE_DEVICE: &str = "/dev/fuse";
 /// `_IOR(229, 0, uint32_t)`.
 const FUSE_DEV_IOC_CLONE: libc::Ioctl = 0x8004_e500;
@@ -306,6 +310,31 @@ pub fn become_io_flusher() -> bool {
             tracing::info!("no IO_FLUSHER state ({error}): the kernel will hold back writers earlier");
             false
         }
+    }
+}
+
+/// Tells the C library's allocator how a daemon of many threads and large buffers wants its memory. Before any thread exists.
+pub fn keep_memory_together() {
+    #[cfg(target_env = "gnu")]
+    {
+        let processors = std::thread::available_parallelism().map_or(2, |count| count.get());
+        let arenas = processors.clamp(ARENAS.0, ARENAS.1) as libc::c_int;
+        // SAFETY: sets two numbers of the allocator, which checks them.
+        unsafe {
+            // Each arena keeps what its threads needed at their worst.
+            libc::mallopt(libc::M_ARENA_MAX, arenas);
+            // By default the first large buffer that is freed raises the bound to 32 MiB, and later ones leave holes in the heap.
+            libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_BYTES_MIN);
+        }
+    }
+}
+
+/// Gives memory that is free back to the system. Takes milliseconds: for quiet moments.
+pub fn release_free_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: changes nothing that is allocated.
+    unsafe {
+        libc::malloc_trim(0);
     }
 }
 

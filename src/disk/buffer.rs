@@ -13,8 +13,8 @@ const ALIGNMENT: usize = 4096;
 /// Kept sizes are the powers of two from 4 KiB to 1 MiB.
 const KEPT_SHIFT_MIN: u32 = 12;
 const KEPT_SIZES: usize = 9;
-/// Of the largest size 64 MiB are kept at most, of each smaller one half as much as of the next.
-const KEPT_COUNT_MAX: usize = 64;
+/// Of the largest size 32 MiB are kept at most, of each smaller one half as much as of the next.
+const KEPT_COUNT_MAX: usize = 32;
 
 static KEPT: [Mutex<Vec<AlignedBuffer>>; KEPT_SIZES] = [const { Mutex::new(Vec::new()) }; KEPT_SIZES];
 
