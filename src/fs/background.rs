@@ -16,6 +16,8 @@ const APPLY_INTERVAL: Duration = Duration::from_secs(5);
 const APPLY_BYTES: u64 = 8 << 20;
 /// More journal bytes than this behind the last checkpoint, and there is a new one.
 const CHECKPOINT_BYTES: u64 = 32 << 20;
+/// After so many changes a quiet moment is used to give memory back that they needed.
+const CHANGES_BETWEEN_TRIMS: u64 = 10_000;
 /// Longest time between checkpoints while there is something to apply.
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(30);
 
@@ -139,6 +141,7 @@ impl Filesystem {
 
     fn run_commit_timer(&self) {
         let interval = Duration::from_millis(self.options.commit_interval_ms);
+        let mut trimmed_at = 0;
         while self.signals.commit.sleep_unless(|| self.has_uncommitted()) {
             let begin = Instant::now();
             while self.has_uncommitted() {
@@ -150,11 +153,18 @@ impl Filesystem {
                 if self.is_commit_asked.swap(false, Ordering::Relaxed) && self.meta.is_commit_due() {
                     // So that those who create need not.
                     log(self.commit_now(), "commit");
-                    continue;
+                    if begin.elapsed() < interval {
+                        continue;
+                    }
                 }
                 if self.activity.load(Ordering::Relaxed) == seen || begin.elapsed() >= interval {
                     // A failure has set the latch, or stays with the file for its next fsync.
                     log(self.sync(), "commit");
+                    let now = self.activity.load(Ordering::Relaxed);
+                    if now == seen && now - trimmed_at > CHANGES_BETWEEN_TRIMS {
+                        crate::sys::release_free_memory();
+                        trimmed_at = now;
+                    }
                     break;
                 }
             }
@@ -162,8 +172,14 @@ impl Filesystem {
     }
 
     fn open_group_ahead(&self) {
-        if self.space.available() < self.space.blocks_per_group() / 2 {
-            log(self.open_group().map(|_| ()), "opening a group");
+        let wanted = self.space.blocks_per_group() / 4;
+        if self.space.available() >= wanted {
+            return;
+        }
+        // Who holds it is doing just this.
+        if let Some(_alone) = self.is_finding_space.try_lock() {
+            let has_room = self.commit_frees(wanted).and_then(|has_room| Ok(has_room || self.open_group()?));
+            log(has_room.map(|_| ()), "opening a group");
         }
     }
 

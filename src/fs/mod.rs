@@ -81,8 +81,8 @@ pub struct Filesystem {
     reported: Mutex<HashSet<u64>>,
     /// The last group could not be opened; that was said.
     is_host_full: AtomicBool,
-    /// Held by the one write that opens a group before it must.
-    is_opening_in_time: Mutex<()>,
+    /// Held by the one who looks for space.
+    is_finding_space: Mutex<()>,
 }
 
 impl std::fmt::Debug for Filesystem {
@@ -201,9 +201,11 @@ impl Filesystem {
         }
     }
 
-    /// Makes room for `blocks`: opens a group, else commits what frees blocks. ENOSPC when neither helps.
+    /// Makes room for `blocks`: commits what frees many, opens a group, commits and deletes what frees any. ENOSPC when nothing helps.
     fn find_space(&self, blocks: u64) -> Result<()> {
-        if self.space.available() >= blocks || self.open_group()? {
+        // One at a time, who then looks whether another has found enough: else each of many writers opens a group.
+        let _alone = self.is_finding_space.lock();
+        if self.space.available() >= blocks || self.commit_frees(blocks)? || self.open_group()? {
             return Ok(());
         }
         self.commit_now()?;
@@ -213,6 +215,17 @@ impl Filesystem {
         if self.space.available() >= blocks { Ok(()) } else { Err(Error::NoSpace) }
     }
 
+    /// Commits if that frees much, and so saves a group: what is overwritten in place after place would otherwise take one for every
+    /// commit's worth. True when `blocks` are free now.
+    fn commit_frees(&self, blocks: u64) -> Result<bool> {
+        if self.meta.dropped_blocks() < self.space.blocks_per_group() / 8 {
+            return Ok(false);
+        }
+        self.commit_now()?;
+        self.space.collect_released()?;
+        Ok(self.space.available() >= blocks)
+    }
+
     /// Opens a group before the last windows of the open ones are taken: files that are written out of order would go on in the
     /// gaps of each other's. Only who may wait comes here; no space is no error yet.
     fn open_group_in_time(&self) -> Result<()> {
@@ -220,10 +233,13 @@ impl Filesystem {
         if self.space.available() >= margin || self.is_host_full.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let _alone = match self.is_opening_in_time.try_lock() {
+        let _alone = match self.is_finding_space.try_lock() {
             Some(guard) if self.space.available() < margin => guard,
             _ => return Ok(()),
         };
+        if self.commit_frees(margin)? {
+            return Ok(());
+        }
         self.open_group().map(|_| ())
     }
 

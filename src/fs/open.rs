@@ -103,7 +103,7 @@ impl Filesystem {
             superblock_disk: disks.superblock.clone(),
             reported: Default::default(),
             is_host_full: Default::default(),
-            is_opening_in_time: Default::default(),
+            is_finding_space: Default::default(),
         }
     }
 

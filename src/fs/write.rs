@@ -14,8 +14,8 @@ use crate::units::{BLOCK_SIZE, FILE_SIZE_MAX, InodeNumber};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Times that a write looks for space before ENOSPC stands.
-const SPACE_ATTEMPTS: u32 = 4;
+/// Times that others may take the space that a write has found before it gets ENOSPC.
+const SPACE_ATTEMPTS: u32 = 64;
 /// Changes of a map that are worth collecting without waiting for the commit.
 const UNCOLLECTED_MAX: usize = 4096;
 

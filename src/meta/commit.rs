@@ -75,6 +75,7 @@ impl Metadata {
         self.durable_sequence.store(position.sequence, Ordering::Release);
         self.measure_journal();
         self.space.free(freed)?;
+        self.dropped_blocks.fetch_sub(closed.dropped_blocks, Ordering::Relaxed);
         Ok(position.sequence)
     }
 
@@ -158,7 +159,7 @@ impl Metadata {
         let (Some((first, _)), Some((last, _))) = (changes.first_key_value(), changes.last_key_value()) else {
             return Ok(StoredStates::default());
         };
-        let (from, to) = (schema::extent_state(*first), schema::extent_state(last.plus(1)));
+        let (from, to) = (schema::extent_state(*first), schema::extent_state(BlockAddress(last.0.saturating_add(1))));
         // The running layer has none: only commits make states.
         let (sealed, next) = self.layers.scan_sealed(&from, &to, changes.len() * 2 + STATES_AT_ONCE)?;
         Ok(StoredStates { sealed, end: next.unwrap_or(to) })

@@ -33,6 +33,8 @@ pub type Page = (Vec<(Key, Vec<u8>)>, Option<Key>);
 pub(crate) struct Open {
     pub(crate) deltas: Vec<Delta>,
     pub(crate) unwritten_blocks: i64,
+    /// References that the deltas take away: about as many blocks are free once they are durable.
+    pub(crate) dropped_blocks: u64,
     pub(crate) bytes: u64,
     pub(crate) sequence: u64,
 }

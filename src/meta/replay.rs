@@ -91,6 +91,7 @@ impl Metadata {
             next_inode: AtomicU64::new(counters.next_inode),
             durable_sequence: AtomicU64::new(head.sequence),
             running_bytes: AtomicU64::new(0),
+            dropped_blocks: AtomicU64::new(0),
             journal_used_bytes: AtomicU64::new(used),
             journal_bytes,
             is_index_full: AtomicBool::new(false),

@@ -59,6 +59,7 @@ pub struct Metadata {
     pub(super) next_inode: AtomicU64,
     pub(super) durable_sequence: AtomicU64,
     pub(super) running_bytes: AtomicU64,
+    pub(super) dropped_blocks: AtomicU64,
     pub(super) journal_used_bytes: AtomicU64,
     pub(super) journal_bytes: u64,
     pub(super) is_index_full: AtomicBool,
@@ -69,6 +70,7 @@ impl Metadata {
     pub fn append(&self, batch: Batch) -> Result<u64> {
         self.latch.check()?;
         let bytes = batch.bytes() as u64;
+        let dropped = batch.deltas.iter().filter(|delta| delta.change < 0).map(|delta| u64::from(delta.count)).sum::<u64>();
         let sequence = self.layers.with(|state| {
             for (key, value) in batch.changes {
                 state.running.insert(key, value);
@@ -76,6 +78,8 @@ impl Metadata {
             let open = &mut state.open;
             open.deltas.extend(batch.deltas);
             open.unwritten_blocks += batch.unwritten_blocks;
+            open.dropped_blocks += dropped;
+            self.dropped_blocks.fetch_add(dropped, Ordering::Relaxed);
             open.bytes += bytes;
             self.running_bytes.store(open.bytes, Ordering::Relaxed);
             open.sequence
@@ -141,6 +145,11 @@ impl Metadata {
     /// Sequence number of the last durable transaction.
     pub fn durable_sequence(&self) -> u64 {
         self.durable_sequence.load(Ordering::Acquire)
+    }
+
+    /// About how many blocks are free once everything appended, what is being committed included, is durable.
+    pub fn dropped_blocks(&self) -> u64 {
+        self.dropped_blocks.load(Ordering::Relaxed)
     }
 
     /// Bytes at which the running transaction is to be committed.

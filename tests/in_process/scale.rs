@@ -3,9 +3,14 @@
 
 use crate::memory_store::MemoryStore;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use sumfs::disk::Disk;
+use sumfs::disk::memory::MemoryDisk;
+use sumfs::disk::superblock::SUPERBLOCK_BYTES;
 use sumfs::fs::{Caller, Filesystem, WriteFlags};
 use sumfs::lock::Wait;
+use sumfs::store::{Disks, FormatOptions, format};
 use sumfs::units::InodeNumber;
 
 const BLOCK: usize = 4096;
@@ -159,5 +164,34 @@ fn inodes_in_memory_have_a_bound_that_the_kernel_does_not_raise() {
     let cache = &fs.status()["cache"];
     assert_eq!(cache["inodes_known_to_kernel"], FILES);
     assert!(cache["inodes_cached"].as_u64().unwrap() <= 33_000, "{cache}");
+    store.close(&fs);
+}
+
+/// As many blocks of free space as a group has would be needed for each commit's worth of what is overwritten, or the next group.
+#[test]
+fn a_file_overwritten_again_and_again_takes_no_more_groups() {
+    const BLOCKS: u64 = 12_000;
+    let disk = |name: &str, len| -> Arc<dyn Disk> { Arc::new(MemoryDisk::new(name, len)) };
+    let disks = Disks {
+        superblock: disk("superblock", SUPERBLOCK_BYTES),
+        // So large that commits are rare.
+        journal: disk("journal", 64 << 20),
+        index: disk("index", 0),
+        devices: vec![disk("device", 512 << 20)],
+    };
+    let options = FormatOptions { group_bytes: Some(64 << 20), ..FormatOptions::default() };
+    format(&disks, &options, &["device".to_owned()], None).unwrap();
+    let store = MemoryStore { disks };
+    let fs = store.open();
+    let inode = create(&fs, InodeNumber::ROOT, 0);
+    let flags = WriteFlags { direct: true, ..WriteFlags::default() };
+    for pass in 0..5u64 {
+        for at in 0..BLOCKS {
+            let offset = at * 7 % BLOCKS * BLOCK as u64;
+            fs.write(&Caller::ROOT, inode, offset, &[pass as u8; BLOCK], flags, Wait::Allowed).unwrap();
+        }
+    }
+    let space = &fs.status()["space"];
+    assert_eq!(space["open_groups"], 2, "one holds the file, one what replaces parts of it: {space}");
     store.close(&fs);
 }
