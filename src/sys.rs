@@ -1,6 +1,6 @@
 //! What only the system can do: mounting and unmounting FUSE, what is mounted where, process state (IO_FLUSHER, sessions,
-//! limits, how memory is kept), termination signals. The only file besides `disk/buffer.rs` with `unsafe`: the signal handler and calls that rustix has
-//! no safe form of.
+//! limits, how memory is kept), termination signals. The only file besides `disk/buffer.rs` with `unsafe`: the signal handler and
+//! calls that rustix has no safe form of.
 //!
 //! Without the right to mount, mounting and unmounting go through the set-user-id program `fusermount3`, which passes the open
 //! /dev/fuse back over a socket named by `_FUSE_COMMFD`.
