@@ -21,6 +21,7 @@ mod resize;
 mod salvage;
 mod scrub;
 mod sync;
+mod tmpfile;
 mod types;
 mod write;
 mod xattr;

@@ -2,6 +2,7 @@
 //! each. An entry has two records, by name and by cookie; an inode knows its first link, further ones have records.
 
 use super::inode::{Inode, InodeState, lock_states};
+use super::tmpfile::{is_never_named, name_first};
 use super::types::{Attributes, Caller};
 use super::{Filesystem, NAME_BYTES_MAX};
 use crate::cache::CachedFile;
@@ -127,13 +128,19 @@ impl Filesystem {
         if self.entry(parent, name)?.is_some() {
             return Err(Error::Exists);
         }
+        // A truncation of a file without a name leaves no record that it is under way: it must be over before there is one.
+        let is_nameless = inode.state.lock().record.links == 0;
+        let _range = is_nameless.then(|| inode.ranges.lock(0..u64::MAX, false));
         {
             if inode.kind() == FileKind::Directory {
                 return Err(Error::NotPermitted);
             }
             let [mut to, mut of] = lock_states([&*directory, &*inode])?;
             check_alive(&to)?;
-            check_alive(&of)?;
+            let is_first = is_never_named(&of.record);
+            if !is_first {
+                check_alive(&of)?;
+            }
             if of.record.links >= LINKS_MAX {
                 return Err(Error::TooManyLinks);
             }
@@ -141,7 +148,11 @@ impl Filesystem {
             let mut batch = Batch::new();
             let cookie = to.record.next_cookie;
             add_entry(&mut batch, parent, &mut to.record, name, inode.number, of.record.kind(), cookie);
-            batch.put(schema::link(inode.number, parent, cookie), Vec::new());
+            if is_first {
+                name_first(&mut batch, inode.number, &mut of.record, parent, cookie);
+            } else {
+                batch.put(schema::link(inode.number, parent, cookie), Vec::new());
+            }
             touch(&mut to.record, time);
             of.record.links += 1;
             of.record.changed = time;

@@ -35,8 +35,14 @@ fn hex(bytes: &[u8]) -> String {
 pub const INODE_HAS_XATTRS: u32 = 1;
 /// Flag: some extent of the file may be shared with another file.
 pub const INODE_MAY_SHARE: u32 = 2;
-/// Flag: has the immutable or append-only attribute.
-pub const INODE_RESTRICTED: u32 = 4;
+/// Flag: immutable (chattr +i).
+pub const INODE_IMMUTABLE: u32 = 4;
+/// Flag: append-only (chattr +a).
+pub const INODE_APPEND_ONLY: u32 = 8;
+/// Flag: reading does not change the access time (chattr +A).
+pub const INODE_NO_ATIME: u32 = 16;
+/// Flag: made without a name (O_TMPFILE) and not linked yet.
+pub const INODE_NEVER_NAMED: u32 = 32;
 
 /// Longest name in bytes.
 const NAME_BYTES_MAX: usize = 255;

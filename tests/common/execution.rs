@@ -6,7 +6,7 @@ pub use crate::durability::{Effect, Event};
 use crate::operations::{How, Operation, Place, pattern};
 use crate::reference_model::{Content, DIRECTORY, FileBytes, Id, Model, NAME_BYTES_MAX, Node, REGULAR, Refused, SYMLINK};
 use crate::tree::Walk;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -32,6 +32,8 @@ pub struct Runner {
     /// What nobody uses any more is gone only a moment later.
     pub deletes_later: bool,
     held: BTreeMap<Id, u64>,
+    /// Made without a name and not linked yet.
+    never_named: BTreeSet<Id>,
     effect: Effect,
 }
 
@@ -39,13 +41,22 @@ type Outcome = Result<(), String>;
 
 impl Runner {
     pub fn new(fs: Arc<Filesystem>, model: Model) -> Runner {
-        Runner { fs, model, may_be_full: false, deletes_later: false, held: BTreeMap::new(), effect: Effect::default() }
+        Runner {
+            fs,
+            model,
+            may_be_full: false,
+            deletes_later: false,
+            held: BTreeMap::new(),
+            never_named: BTreeSet::new(),
+            effect: Effect::default(),
+        }
     }
 
     /// Goes on with another mount of the same store; what had no name is gone.
     pub fn remounted(&mut self, fs: Arc<Filesystem>) {
         self.fs = fs;
         self.held.clear();
+        self.never_named.clear();
         self.model = self.model.without_nameless();
     }
 
@@ -78,6 +89,8 @@ impl Runner {
                 let kinds = [0o010_000, 0o140_000, 0o020_000, 0o060_000];
                 self.make(directory, name, kinds[(kind % 4) as usize] | 0o644, Content::Special)
             }
+            Op::Tmpfile { directory, mode } => self.tmpfile(directory, mode),
+            Op::LinkNameless { node, directory, name } => self.link_nameless(node, directory, name),
             Op::Write { file, place, len, fill, how, nowait } => self.write(file, place, &pattern(fill, len), how, nowait),
             Op::Read { file, place, len, direct, nowait } => self.read(file, place, len, direct, nowait),
             Op::SetSize { file, place } => self.set_size(file, place),
@@ -190,6 +203,45 @@ impl Runner {
         let mut node = Node::new(mode & !UMASK, content);
         node.rdev = rdev;
         self.made(directory, &name, found, node)
+    }
+
+    fn tmpfile(&mut self, directory: u64, mode: u32) -> Outcome {
+        let directory = self.directory(directory);
+        let parent = self.hold(directory)?;
+        let found = self.fs.tmpfile(&ROOT_CALLER, parent, mode, UMASK);
+        let mut next = self.model.clone();
+        if let Ok(attributes) = &found {
+            next.create_nameless(attributes.inode.0, Node::new(REGULAR | mode & !UMASK, Content::File(FileBytes::default())));
+        }
+        if let Some(attributes) = self.agree(found, next, Ok(()))? {
+            self.note_lookup(&attributes, attributes.inode.0)?;
+            self.never_named.insert(attributes.inode.0);
+            self.touch(&[attributes.inode.0]);
+        }
+        Ok(())
+    }
+
+    /// Only a file that was made without a name gets one.
+    fn link_nameless(&mut self, node: u64, directory: u64, name: u64) -> Outcome {
+        let nameless: Vec<Id> =
+            self.held.keys().copied().filter(|id| self.model.node(*id).is_some_and(|node| node.links == 0)).collect();
+        let Some(id) = modulo(&nameless, node) else { return Ok(()) };
+        let (directory, name) = (self.directory(directory), name_of(name));
+        let parent = self.hold(directory)?;
+        let found = self.fs.link(InodeNumber(id), parent, &name);
+        let mut next = self.model.clone();
+        let mut expected = next.link(id, directory, &name);
+        if !self.never_named.contains(&id) {
+            let mut allowed = expected.err().map(|refused| refused.0).unwrap_or_default();
+            allowed.push(Error::NotFound);
+            expected = Err(Refused(allowed));
+        }
+        if let Some(attributes) = self.agree(found, next, expected)? {
+            self.never_named.remove(&id);
+            self.note_lookup(&attributes, id)?;
+            self.touch(&[directory, id]);
+        }
+        Ok(())
     }
 
     fn mkdir(&mut self, directory: u64, name: u64, mode: u32) -> Outcome {
@@ -541,6 +593,7 @@ impl Runner {
             }
             self.fs.forget(InodeNumber(id), count);
             self.model.forget(id);
+            self.never_named.remove(&id);
             if is_nameless
                 && !self.deletes_later
                 && !matches!(self.fs.getattr(InodeNumber(id)), Err(Error::Stale | Error::NotFound))

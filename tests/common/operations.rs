@@ -74,6 +74,17 @@ pub enum Operation {
         name: u64,
         kind: u64,
     },
+    /// A file without a name.
+    Tmpfile {
+        directory: u64,
+        mode: u32,
+    },
+    /// A name for a file that has none.
+    LinkNameless {
+        node: u64,
+        directory: u64,
+        name: u64,
+    },
     Write {
         file: u64,
         place: Place,
@@ -230,8 +241,10 @@ fn names(random: &mut Random) -> Operation {
         59..69 => Operation::RenameOver { entry, other: random.next(), mode: random.next() },
         69..76 => Operation::Link { node: entry, directory, name },
         76..88 => Operation::Unlink { entry },
-        88..93 => Operation::Rmdir { directory },
-        93..96 => Operation::Lookup { directory, name },
+        88..91 => Operation::Rmdir { directory },
+        91..94 => Operation::Tmpfile { directory, mode },
+        94..96 => Operation::LinkNameless { node: entry, directory, name },
+        96..98 => Operation::Lookup { directory, name },
         _ => Operation::List { directory },
     }
 }

@@ -185,6 +185,11 @@ impl Model {
         Ok(())
     }
 
+    /// Makes a file without a name.
+    pub fn create_nameless(&mut self, id: Id, node: Node) {
+        assert!(self.nodes.insert(id, Arc::new(node)).is_none(), "inode number {id} was given out twice");
+    }
+
     /// A further name.
     pub fn link(&mut self, id: Id, directory: Id, name: &[u8]) -> Result<(), Refused> {
         let is_directory = self.require(id)?.is_directory();

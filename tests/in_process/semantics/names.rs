@@ -3,7 +3,7 @@
 use super::{CALLER, Failing, REGULAR, Tree, assert_failures, no_value};
 use std::collections::BTreeMap;
 use sumfs::error::Error;
-use sumfs::fs::{Caller, RenameMode};
+use sumfs::fs::{Caller, RenameMode, SetAttributes};
 use sumfs::units::InodeNumber;
 
 const ROOT: InodeNumber = InodeNumber::ROOT;
@@ -343,5 +343,39 @@ fn a_listing_that_is_full_repeats_the_refused_entry() {
     assert!(tree.fs.getattr(a).is_ok());
     tree.fs.forget(a, 1);
     assert!(matches!(tree.fs.getattr(a), Err(Error::Stale)));
+    tree.close();
+}
+
+#[test]
+fn a_file_made_without_a_name_can_get_one_once() {
+    let mut tree = Tree::new();
+    let shared = tree.directory(ROOT, "shared");
+    let change = SetAttributes { mode: Some(0o2775), gid: Some(77), ..SetAttributes::default() };
+    tree.fs.setattr(&CALLER, shared, &change).unwrap();
+    let caller = Caller { uid: 10, gid: 20, pid: 1 };
+    let made = tree.fs.tmpfile(&caller, shared, 0o666, 0o027).unwrap();
+    assert_eq!((made.mode, made.uid, made.gid, made.links), (REGULAR | 0o640, 10, 77, 0));
+    assert!(tree.names(shared).is_empty());
+    tree.write(made.inode, 0, b"kept").unwrap();
+    let gone = tree.fs.tmpfile(&caller, shared, 0o600, 0).unwrap().inode;
+    tree.write(gone, 0, &[1; 100_000]).unwrap();
+    let linked = tree.fs.link(made.inode, ROOT, b"f").unwrap();
+    assert_eq!((linked.links, tree.attributes(made.inode).links), (1, 1));
+    tree.fs.link(made.inode, shared, b"g").unwrap();
+    tree.fs.unlink(ROOT, b"f").unwrap();
+    // Not linked: gone with the last lookup, and after a remount.
+    tree.fs.forget(gone, 1);
+    assert!(matches!(tree.fs.getattr(gone), Err(Error::Stale)));
+    let left = tree.fs.tmpfile(&CALLER, ROOT, 0o600, 0).unwrap().inode;
+    tree.write(left, 0, &[1; 100_000]).unwrap();
+    tree.remount();
+    assert!(matches!(tree.fs.getattr(left), Err(Error::Stale)));
+    let shared = tree.fs.lookup(ROOT, b"shared").unwrap().inode;
+    let found = tree.fs.lookup(shared, b"g").unwrap();
+    assert_eq!((found.inode, found.links), (made.inode, 1));
+    assert_eq!(tree.read(found.inode, 0, 10).unwrap(), b"kept");
+    // It had a name: no second first one.
+    tree.fs.unlink(shared, b"g").unwrap();
+    assert!(matches!(tree.fs.link(found.inode, ROOT, b"again"), Err(Error::NotFound)));
     tree.close();
 }
