@@ -59,7 +59,15 @@ pub struct StoreDirectory {
     superblock: Superblock,
     damaged_superblock_copies: Vec<u64>,
     _directory: OwnedFd,
-    _lock: OwnedFd,
+    lock: OwnedFd,
+}
+
+impl Drop for StoreDirectory {
+    /// Gives the lock back at once: who looks at /proc/PID/fd at this moment holds the file, and with it the lock, beyond our close.
+    fn drop(&mut self) {
+        // The close behind this does it too, only perhaps later.
+        let _ = rustix::fs::flock(&self.lock, FlockOperation::Unlock);
+    }
 }
 
 impl StoreDirectory {
@@ -97,7 +105,7 @@ impl StoreDirectory {
             superblock: found.superblock,
             damaged_superblock_copies: found.damaged_copies,
             _directory: directory,
-            _lock: lock,
+            lock,
         })
     }
 
