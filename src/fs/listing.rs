@@ -16,6 +16,9 @@ const COOKIE_DOT_DOT: u64 = 2;
 const COOKIE_FIRST: u64 = 3;
 const ENTRIES_AT_ONCE: usize = 128;
 
+/// Told of entries, cookie and record, that are about to be visited.
+type Prepare<'a> = dyn Fn(&[(u64, CookieRecord)]) -> Result<()> + 'a;
+
 impl Filesystem {
     /// Lists `inode` behind `cookie` (0: from the start). `visit` gives false for an entry that it has no room for.
     pub fn readdir(&self, inode: InodeNumber, cookie: u64, visit: &mut dyn FnMut(DirectoryEntry<'_>) -> bool) -> Result<()> {
@@ -27,7 +30,7 @@ impl Filesystem {
         &self,
         inode: InodeNumber,
         cookie: u64,
-        prepare: &dyn Fn(&[(u64, CookieRecord)]) -> Result<()>,
+        prepare: &Prepare<'_>,
         visit: &mut dyn FnMut(DirectoryEntry<'_>) -> bool,
     ) -> Result<()> {
         let directory = self.directory(inode)?;

@@ -149,7 +149,7 @@ impl Layers {
                 None => state.snapshot.clone(),
             }
         };
-        self.from_index(&*snapshot, key)
+        self.get_stored(&*snapshot, key)
     }
 
     /// As `get`, without what is in the running layer.
@@ -161,10 +161,10 @@ impl Layers {
                 None => state.snapshot.clone(),
             }
         };
-        self.from_index(&*snapshot, key)
+        self.get_stored(&*snapshot, key)
     }
 
-    fn from_index(&self, snapshot: &dyn Snapshot, key: &[u8]) -> Result<Option<Vec<u8>>> {
+    fn get_stored(&self, snapshot: &dyn Snapshot, key: &[u8]) -> Result<Option<Vec<u8>>> {
         self.stats.index_reads.fetch_add(1, Ordering::Relaxed);
         let Some(mut value) = snapshot.get(key)? else { return Ok(None) };
         let length = records::open(key, &value)?.len();
