@@ -152,8 +152,10 @@ impl Server {
             },
             Body::Statfs => reply.body(encode::statfs(&fs.statfs()).as_slice()),
             Body::Syncfs => reply.empty(fs.sync()),
-            // The kernel then says EOPNOTSUPP by itself.
-            Body::Tmpfile { .. } => reply.failure(libc::ENOSYS),
+            Body::Tmpfile { mode, umask } => match fs.tmpfile(caller, node, mode, umask) {
+                Ok(made) => reply.body(encode::created(&made).as_slice()),
+                Err(error) => reply.error(&error),
+            },
             Body::Ioctl { command: FS_IOC_SHUTDOWN, .. } if caller.uid != 0 => reply.failure(libc::EPERM),
             Body::Ioctl { command: FS_IOC_SHUTDOWN, .. } => match fs.go_down() {
                 Ok(()) => reply.body(encode::ioctl_done().as_slice()),
