@@ -29,6 +29,7 @@ mod reference_model;
 mod scale;
 mod scrub;
 mod smoke;
+mod surface;
 mod times;
 mod transport;
 mod work;
