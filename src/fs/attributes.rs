@@ -76,16 +76,6 @@ impl Filesystem {
         Ok(inode.attributes())
     }
 
-    /// The file's content changes now. With its writeback cache the kernel has set the times before it asked, shows its own and sends
-    /// them later: ones of ours, perhaps of a tick later, would show up once it has forgotten the file.
-    pub(super) fn stamp_unless_kernel_does(&self, record: &mut InodeRecord) {
-        if !self.options.kernel_caches {
-            let time = now();
-            record.modified = time;
-            record.changed = time;
-        }
-    }
-
     /// Appends the inode's record as it is.
     pub(super) fn append_inode(&self, inode: &Inode, state: &mut InodeState) -> Result<()> {
         if state.is_gone {

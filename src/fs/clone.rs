@@ -64,7 +64,7 @@ impl Filesystem {
         self.note_access(source.inode);
         self.drop_capability(target.inode)?;
         let mut state = target.inode.state.lock();
-        self.stamp_unless_kernel_does(&mut state.record);
+        self.note_modified(&mut state.record);
         if caller.uid != 0 {
             kill_suid(&mut state.record);
         }

@@ -174,7 +174,7 @@ impl Filesystem {
         }
         self.drop_capability(&inode)?;
         let mut state = inode.state.lock();
-        self.stamp_unless_kernel_does(&mut state.record);
+        self.note_modified(&mut state.record);
         if caller.uid != 0 {
             kill_suid_for(caller, &mut state.record);
         }

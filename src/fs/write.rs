@@ -10,6 +10,7 @@ use crate::error::{Error, Reason, Result};
 use crate::extent::load::whole_blocks;
 use crate::lock::{NoWaiting, Wait};
 use crate::meta::Pressure;
+use crate::meta::records::InodeRecord;
 use crate::units::{BLOCK_SIZE, FILE_SIZE_MAX, InodeNumber};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -118,6 +119,16 @@ impl Filesystem {
             self.collect(inode)?;
         }
         Ok(())
+    }
+
+    /// The content changed. A kernel that caches writes keeps both times of files itself, has set them before it asked, and sends them
+    /// only if they changed: a clock that has moved on meanwhile must not replace what it shows.
+    pub(super) fn note_modified(&self, record: &mut InodeRecord) {
+        if !self.options.kernel_caches {
+            let time = now();
+            record.modified = time;
+            record.changed = time;
+        }
     }
 
     fn note_written(&self, inode: &Arc<Inode>, flags: WriteFlags) {
