@@ -31,7 +31,8 @@ pub fn assert_same(found: &[u8], expected: &[u8], what: &str) {
     }
 }
 
-fn open(path: &Path) -> File {
+/// Opens for reading and writing, and makes the file if need be.
+pub fn open(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap()
 }
 
@@ -293,7 +294,7 @@ pub fn many_writers(root: &Path) {
     assert_same(&found, &expected, "interleaved");
 }
 
-/// A file without a name lives until it is closed.
+/// A file without a name lives until it is closed, and can be changed as before (C55).
 pub fn unlinked_but_open(root: &Path) {
     let path = root.join("temporary");
     let mut file = open(&path);
@@ -304,6 +305,11 @@ pub fn unlinked_but_open(root: &Path) {
     assert_eq!(file.metadata().unwrap().nlink(), 0);
     file.write_all(b"more").unwrap();
     file.sync_all().unwrap();
+    file.set_permissions(std::fs::Permissions::from_mode(0o604)).unwrap();
+    assert_eq!(file.metadata().unwrap().mode() & 0o7777, 0o604);
+    file.set_len(16_384).unwrap();
+    file.write_all_at(&expected, 0).unwrap();
+    file.write_all_at(b"more", 100_000).unwrap();
     file.seek(SeekFrom::Start(0)).unwrap();
     let mut found = Vec::new();
     file.read_to_end(&mut found).unwrap();
@@ -314,7 +320,7 @@ pub fn unlinked_but_open(root: &Path) {
     assert_eq!(found.len() as u64, file.metadata().unwrap().size());
 }
 
-/// Writing, truncating and changing the owner take set-user-id away.
+/// Writing, truncating and changing the owner take set-user-id away (C37).
 ///
 /// Only the mode is asked for: the kernel answers that from memory as long as it may.
 pub fn set_user_id_is_cleared_by_writes(root: &Path) {

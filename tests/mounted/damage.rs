@@ -55,6 +55,7 @@ fn log_lines(mount: &Mount, part: &str) -> Vec<String> {
     log.lines().filter(|line| line.contains(part)).map(str::to_owned).collect()
 }
 
+/// Everything but reading that block works (C95).
 fn a_damaged_data_block(options: &str) {
     const BAD: usize = 10;
     let mut mount = Mount::with_size("64M", options);

@@ -1,6 +1,6 @@
 //! An image file in the mount as a loop device, with the loop driver's direct I/O on and off and in both cache modes: what is written
 //! to the device is in the file, what it flushed survives a kill of the daemon, what it discards takes no space any more, and ext4 and
-//! xfs live inside. The tools are required: one that is missing fails its test.
+//! xfs live inside (C74). The tools are required: one that is missing fails its test.
 
 use crate::content::{aligned, assert_same, bytes_taken, pattern};
 use crate::mount::{Mount, Ran, run, sumfs};

@@ -1,22 +1,28 @@
 //! Tests of the whole program: the built binary, the kernel, a mount. They need root and /dev/fuse.
 
+mod access_times;
 mod cli;
 mod content;
 mod copies;
 mod crash;
 mod damage;
+mod directories;
 #[expect(dead_code, reason = "the workload here does only some of what can be judged")]
 #[path = "../common/durability.rs"]
 mod durability;
 mod full;
+mod holes;
 mod io_errors;
 mod kill;
 mod layout;
 mod leaving;
+mod locks;
 mod loop_device;
+mod mappings;
 #[path = "../common/mount.rs"]
 mod mount;
 mod names;
+mod no_space;
 mod overlay;
 mod power_cut;
 mod promise;
@@ -29,8 +35,10 @@ mod reference_model;
 mod scale;
 mod scrub;
 mod smoke;
+mod sockets;
 mod surface;
 mod times;
 mod transport;
 mod work;
 mod writers;
+mod xattrs;

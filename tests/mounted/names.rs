@@ -111,7 +111,7 @@ pub fn rename(root: &Path) {
     assert!(at("b").exists() && at("b2").exists());
 }
 
-/// A rename that leaves a whiteout: a character device 0/0 where the source was.
+/// A rename that leaves a whiteout: a character device 0/0 where the source was (C61).
 pub fn whiteout(root: &Path) {
     let at = |name: &str| root.join(name);
     let rename = |from: &str, to: &str, flags: RenameFlags| rustix::fs::renameat_with(CWD, at(from), CWD, at(to), flags);
@@ -294,7 +294,7 @@ pub fn owner_mode_times(root: &Path) {
     }
 }
 
-/// Files and directories in a set-group-id directory take its group; directories the bit as well.
+/// Files and directories in a set-group-id directory take its group; directories the bit as well (C41).
 pub fn set_group_id_is_inherited(root: &Path) {
     let directory = root.join("shared");
     fs::create_dir(&directory).unwrap();

@@ -1,5 +1,5 @@
 //! overlayfs with upper and work directories on the mount. The kernel takes a FUSE file system for one that others may change behind
-//! its back, and as an upper layer only if renames can leave whiteouts and extended attributes can be set.
+//! its back, and as an upper layer only if renames can leave whiteouts and extended attributes can be set (C62).
 
 use crate::mount::{Mount, run};
 use std::fs;

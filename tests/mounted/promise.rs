@@ -1,4 +1,4 @@
-//! What statfs promises can be written, to one percent: by one dd to ENOSPC, on a fresh store and on one that many files have come
+//! What statfs promises can be written (C91), to one percent: by one dd to ENOSPC, on a fresh store and on one that many files have come
 //! and gone in. At 100 percent everything that frees space works, nothing latches, and ENOSPC comes where it belongs: at write with
 //! cache=none, at write, fsync or close with cache=writeback. Twenty times filled and emptied, nothing is lost of the space.
 

@@ -2,7 +2,7 @@
 //! kernel's caches showed must be what the store holds. On the way out the store is checked.
 
 use crate::mount::Mount;
-use crate::{content, names};
+use crate::{content, directories, holes, locks, mappings, names, sockets, times, xattrs};
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -117,4 +117,45 @@ in_both_cache_modes![
     names::owner_mode_times,
     names::set_group_id_is_inherited,
     names::long_names,
+    directories::a_replaced_name_is_always_there,
+    directories::two_names_show_the_same,
+    directories::the_size_of_a_link,
+    directories::unlinked_while_others_close,
+    directories::going_back_in_a_listing,
+    directories::the_same_few_names,
+    directories::as_many_links_as_there_may_be,
+    directories::renames_that_cannot_be,
+    directories::names_of_any_bytes,
+    directories::modes_without_a_umask,
+    holes::a_gap_between_writes,
+    holes::a_write_beyond_a_truncation,
+    holes::only_the_bytes_asked_for,
+    holes::preallocation_and_the_size,
+    holes::a_hole_over_the_end,
+    holes::a_copy_into_preallocation,
+    holes::seeking_for_data,
+    holes::blocks_of_a_full_file,
+    holes::truncation_frees_preallocation,
+    holes::copies_that_end_early,
+    holes::truncation_while_opening,
+    locks::whole_files,
+    locks::ranges_of_processes,
+    locks::ranges_of_open_files,
+    mappings::a_mapped_tail_of_appends,
+    mappings::scattered_stores,
+    mappings::mappings_over_the_end,
+    mappings::scribbled_buffers,
+    mappings::syncing_and_advice,
+    sockets::unix_sockets,
+    sockets::special_files_without_privilege,
+    sockets::watching_a_directory,
+    times::old_times_stay,
+    times::only_the_times_asked_for,
+    times::times_far_away,
+    times::change_and_modification_agree,
+    times::times_of_changes_past_the_cache,
+    times::access_follows_modification,
+    xattrs::sizes_of_buffers,
+    xattrs::create_replace_remove,
+    xattrs::limits_and_classes,
 ];
