@@ -19,7 +19,7 @@ TARGET_DIR ?= $(or $(CARGO_TARGET_DIR),target)
 SUMFS  := $(TARGET_DIR)/release/sumfs
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build test mounted crash powercut detection fuzz shuttle stress xfstests lint fmt bench bench-compare scale install mount
+.PHONY: help deps build test mounted applications crash powercut detection fuzz shuttle stress xfstests lint fmt bench bench-compare scale install mount
 
 # $(call need,COMMAND,DEBIAN PACKAGES): installs the packages unless the command is there.
 need = @command -v $(1) >/dev/null 2>&1 || { \
@@ -45,6 +45,7 @@ test: deps ## All tests: unit, in process, and (as root) on real mounts
 	$(call need,mkfs.xfs,xfsprogs)
 	$(call need,fio,fio)
 	$(call need,git,git)
+	$(call need,unzip,unzip)
 	$(CARGO) test --release
 
 mounted: deps ## Only the tests on real mounts; as root
@@ -53,6 +54,7 @@ mounted: deps ## Only the tests on real mounts; as root
 	$(call need,mkfs.xfs,xfsprogs)
 	$(call need,fio,fio)
 	$(call need,git,git)
+	$(call need,unzip,unzip)
 	$(CARGO) test --release --test mounted
 
 crash: deps ## Only the simulated power cuts; SEEDS= says how many
@@ -64,6 +66,25 @@ powercut: deps ## Only the power cuts of the whole program, on ext4; CUTS= says 
 
 detection: deps ## Only the proof that damage is found and repaired; DAMAGES= says how many
 	DAMAGES=$(DAMAGES) $(CARGO) test --release --test in_process detection -- --nocapture
+
+applications: deps ## Only the programs that people rely on, the long ones too (PostgreSQL, qemu-img, borg...); as root
+	$(call need,python3,python3)
+	$(call need,git,git)
+	$(call need,rsync,rsync)
+	$(call need,unzip,unzip)
+	$(call need,setfattr,attr)
+	$(call need,strip,binutils)
+	$(call need,psql,postgresql)
+	$(call need,pgrep,procps)
+	$(call need,qemu-img,qemu-utils)
+	$(call need,borg,borgbackup)
+	$(call need,restic,restic)
+	$(call need,dbench,dbench)
+	$(call need,bonnie++,bonnie++)
+	$(call need,fio,fio)
+	$(call need,vim,vim)
+	$(call need,inotifywait,inotify-tools)
+	$(CARGO) test --release --test mounted applications:: -- --include-ignored --nocapture
 
 fuzz: deps ## Hostile stores; SECONDS= for each target, TARGET= only one: superblock, label, record, journal, index, mount
 	FUZZ_SECONDS=$(SECONDS) FUZZ_TARGET=$(TARGET) CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS=true \

@@ -1,6 +1,7 @@
 //! Random operations on the bytes of a few files, in the manner of fsx: buffered and direct, through two open files at a time,
 //! with truncation, holes and preallocation, against a model in memory; now and then everything is mounted anew. With `nowait=off`
-//! every data operation takes the way through the worker pool that otherwise only the refused ones take. (C71; fsx does it with mappings.)
+//! every data operation takes the way through the worker pool that otherwise only the refused ones take. fsx does it with mappings
+//! too (C71).
 //!
 //! `SEED=n` repeats a run, `OPERATIONS=n` makes it longer.
 
