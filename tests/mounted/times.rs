@@ -65,7 +65,7 @@ pub fn old_times_stay(root: &Path) {
 /// Each of the two times set to a value, to now, or left alone, in all combinations (C31).
 pub fn only_the_times_asked_for(root: &Path) {
     let path = root.join("file");
-    let kinds = [time(5, 6), time(0, UTIME_NOW as i64), time(0, UTIME_OMIT as i64)];
+    let kinds = [time(5, 6), time(0, UTIME_NOW), time(0, UTIME_OMIT)];
     for (first, one) in kinds.iter().enumerate() {
         for (second, other) in kinds.iter().enumerate() {
             fs::write(&path, "x").unwrap();
@@ -130,8 +130,8 @@ pub fn change_and_modification_agree(root: &Path) {
         let (changes_content, what) = match round % 4 {
             0 => (file.write_all_at(b"x", round).is_ok(), "write"),
             1 => (file.set_len(round * 3).is_ok(), "truncate"),
-            2 => (!fs::set_permissions(&path, fs::Permissions::from_mode(0o600 + (round % 8) as u32)).is_ok(), "chmod"),
-            _ => (!file.sync_all().is_ok(), "fsync"),
+            2 => (fs::set_permissions(&path, fs::Permissions::from_mode(0o600 + (round % 8) as u32)).is_err(), "chmod"),
+            _ => (file.sync_all().is_err(), "fsync"),
         };
         let (modified, changed) = both(&path);
         assert!(changed >= modified, "{what}: changed {changed:?}, modified {modified:?}");

@@ -53,7 +53,7 @@ pub fn create_replace_remove(root: &Path) {
         let path = root.join(name);
         let set = |value: &[u8], flags| lsetxattr(&path, "trusted.name", value, flags);
         let value = || {
-            let mut value = vec![0; 100];
+            let mut value = [0; 100];
             let length = lgetxattr(&path, "trusted.name", &mut value[..]).unwrap();
             value[..length].to_vec()
         };
