@@ -132,16 +132,11 @@ impl Filesystem {
     }
 
     fn note_written(&self, inode: &Arc<Inode>, flags: WriteFlags) {
-        // With its cache in front the kernel stamps what it takes, and sends the times itself. Without, only mapped pages come from
-        // its cache, and nobody else stamps those.
-        let stamps = !(flags.from_cache && self.options.kernel_caches);
-        if stamps || flags.kill_suid {
+        // With its cache in front the kernel stamps what it takes, and what passes it. Without, mapped pages come from its cache all the
+        // same, and nobody else stamps those.
+        if !self.options.kernel_caches || flags.kill_suid {
             let mut state = inode.state.lock();
-            if stamps {
-                let time = now();
-                state.record.modified = time;
-                state.record.changed = time;
-            }
+            self.note_modified(&mut state.record);
             if flags.kill_suid {
                 kill_suid(&mut state.record);
             }
