@@ -10,6 +10,8 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::channel;
 use std::time::Instant;
@@ -110,17 +112,19 @@ fn a_killed_daemon_leaves_nobody_waiting() {
     File::open(root.join("kept")).unwrap().sync_all().unwrap();
     let place = root.clone();
     let (begun, wait) = channel();
+    let is_over = Arc::new(AtomicBool::new(false));
     let workers: Vec<_> = (0..4)
         .map(|number| {
             let (place, begun) = (place.join(format!("worker-{number}")), begun.clone());
-            // Until the mount is gone.
+            let is_over = is_over.clone();
+            // Until the mount is gone: what is written behind it, into the directory below, is no mistake of the mount's.
             std::thread::spawn(move || {
                 let work = |round: u64| -> io::Result<()> {
                     fs::write(&place, pattern(300_000, round))?;
                     File::open(&place)?.sync_all()
                 };
                 let mut round = 0;
-                while work(round).is_ok() {
+                while work(round).is_ok() && !is_over.load(Ordering::Relaxed) {
                     round += 1;
                     let _ = begun.send(());
                 }
@@ -129,6 +133,7 @@ fn a_killed_daemon_leaves_nobody_waiting() {
         .collect();
     (0..8).for_each(|_| wait.recv_timeout(PATIENCE).unwrap());
     mount.kill();
+    is_over.store(true, Ordering::Relaxed);
     ends("a writer on a mount whose daemon was killed", move || workers.into_iter().for_each(|worker| worker.join().unwrap()));
     mount.mount();
     assert_same(&fs::read(root.join("kept")).unwrap(), &pattern(100_000, 1), "what was synced");
