@@ -10,7 +10,6 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::channel;
@@ -124,7 +123,7 @@ fn a_killed_daemon_leaves_nobody_waiting() {
                     File::open(&place)?.sync_all()
                 };
                 let mut round = 0;
-                while work(round).is_ok() && !is_over.load(Ordering::Relaxed) {
+                while work(round).is_ok() && !is_over.load(SeqCst) {
                     round += 1;
                     let _ = begun.send(());
                 }
@@ -133,7 +132,7 @@ fn a_killed_daemon_leaves_nobody_waiting() {
         .collect();
     (0..8).for_each(|_| wait.recv_timeout(PATIENCE).unwrap());
     mount.kill();
-    is_over.store(true, Ordering::Relaxed);
+    is_over.store(true, SeqCst);
     ends("a writer on a mount whose daemon was killed", move || workers.into_iter().for_each(|worker| worker.join().unwrap()));
     mount.mount();
     assert_same(&fs::read(root.join("kept")).unwrap(), &pattern(100_000, 1), "what was synced");
