@@ -60,7 +60,7 @@ pub fn run<S: AsRef<OsStr>>(program: &str, arguments: &[S]) -> Ran {
 fn transport() -> String {
     let by_name = || {
         let name = std::thread::current().name().map_or(0, |name| name.bytes().map(usize::from).sum::<usize>());
-        if name % 2 == 0 { "auto" } else { "device" }.to_owned()
+        if name.is_multiple_of(2) { "auto" } else { "device" }.to_owned()
     };
     std::env::var("SUMFS_TRANSPORT").unwrap_or_else(|_| by_name())
 }

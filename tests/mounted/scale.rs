@@ -38,7 +38,7 @@ fn a_directory_of_20_000_names() {
     for entry in entries {
         let name = entry.unwrap().file_name().into_string().unwrap();
         let number: u64 = name.trim_start_matches("name").parse().unwrap();
-        if number % 3 > 0 {
+        if !number.is_multiple_of(3) {
             std::fs::remove_file(path(number)).unwrap();
             removed += 1;
         }
