@@ -16,7 +16,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-const PARTS: [(&str, fn(u64)); 5] =
+type Part = (&'static str, fn(u64));
+const PARTS: [Part; 5] =
     [("tree", tree), ("directory", directory), ("scattered", scattered), ("open", open_files), ("overwrite", overwrite)];
 /// Directories of the tree.
 const DIRECTORIES: u64 = 1000;
@@ -185,12 +186,12 @@ fn tree(count: u64) {
     let listed = time("list all", || (0..DIRECTORIES).map(|number| names(&root.join(number.to_string()))).sum::<u64>());
     assert_eq!(listed, count);
     print_mounting(&mut mount, |root| (count..count + count / 4).for_each(|at| create(&path(root, at))));
-    Steps::run(count.min(100_000), |at| drop(std::fs::metadata(path(&root, at)).unwrap()), || ()).print("stat, cold");
+    Steps::run(count.min(100_000), |at| _ = std::fs::metadata(path(&root, at)).unwrap(), || ()).print("stat, cold");
     print_state(&mount);
 }
 
 fn names(path: &Path) -> u64 {
-    std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap()).count() as u64
+    std::fs::read_dir(path).unwrap().map(Result::unwrap).fold(0, |count, _| count + 1)
 }
 
 fn directory(count: u64) {
