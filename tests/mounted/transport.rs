@@ -295,6 +295,12 @@ fn a_panic_on_a_ring_answers_with_an_error() {
         let error = direct_read(&mountpoint.join("a")).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EIO), "{transport:?}");
         assert_eq!(direct_read(&mountpoint.join("a")).unwrap(), 4096, "the thread goes on");
+        // The error is answered while the panic unwinds, the latch set behind it.
+        let begin = Instant::now();
+        while fs.read_only_reason().is_none() {
+            assert!(begin.elapsed() < PATIENCE, "{transport:?}: the store goes on as if nothing had been");
+            std::thread::yield_now();
+        }
         assert!(fs::write(mountpoint.join("c"), "x").is_err(), "read-only from then on");
         assert!(fs.read_only_reason().unwrap().contains("the device is read"), "{transport:?}");
         session::request_unmount(&mountpoint).unwrap();
