@@ -6,6 +6,7 @@ pub mod buffer;
 pub mod file;
 pub mod label;
 pub mod memory;
+pub mod over;
 pub mod superblock;
 
 use crate::error::Result;

@@ -320,6 +320,7 @@ impl SealedCopy {
 mod tests {
     use super::*;
     use crate::disk::memory::MemoryDisk;
+    use crate::disk::over::OverDisk;
     use std::sync::atomic::{AtomicU64, Ordering};
 
     fn sample() -> Superblock {
@@ -451,16 +452,11 @@ mod tests {
         left: AtomicU64,
     }
 
-    impl Disk for TearingDisk {
-        fn name(&self) -> &str {
-            "tearing"
+    impl OverDisk for TearingDisk {
+        fn below(&self) -> &dyn Disk {
+            &self.inner
         }
-        fn len(&self) -> Result<u64> {
-            self.inner.len()
-        }
-        fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
-            self.inner.read_at(offset, into)
-        }
+
         fn write_at(&self, offset: u64, from: &[u8]) -> Result<()> {
             match self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)) {
                 Ok(_) => self.inner.write_at(offset, from),
@@ -469,18 +465,6 @@ mod tests {
                     Err(Error::corrupt("torn"))
                 }
             }
-        }
-        fn flush(&self) -> Result<()> {
-            Ok(())
-        }
-        fn set_len(&self, len: u64) -> Result<()> {
-            self.inner.set_len(len)
-        }
-        fn allocate(&self, _: u64, _: u64) -> Result<()> {
-            Ok(())
-        }
-        fn discard(&self, _: u64, _: u64) -> Result<()> {
-            Ok(())
         }
     }
 

@@ -328,6 +328,7 @@ pub(crate) fn decode(payload: &[u8]) -> Result<Payload> {
 mod tests {
     use super::*;
     use crate::disk::memory::MemoryDisk;
+    use crate::disk::over::OverDisk;
     use std::sync::atomic::{AtomicU64, Ordering};
 
     const STORE: [u8; 16] = [7; 16];
@@ -337,31 +338,14 @@ mod tests {
     #[derive(Debug)]
     struct Counting(MemoryDisk, AtomicU64);
 
-    impl Disk for Counting {
-        fn name(&self) -> &str {
-            self.0.name()
+    impl OverDisk for Counting {
+        fn below(&self) -> &dyn Disk {
+            &self.0
         }
-        fn len(&self) -> Result<u64> {
-            self.0.len()
-        }
+
         fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
             self.1.fetch_add(into.len() as u64, Ordering::Relaxed);
             self.0.read_at(offset, into)
-        }
-        fn write_at(&self, offset: u64, from: &[u8]) -> Result<()> {
-            self.0.write_at(offset, from)
-        }
-        fn flush(&self) -> Result<()> {
-            self.0.flush()
-        }
-        fn set_len(&self, len: u64) -> Result<()> {
-            self.0.set_len(len)
-        }
-        fn allocate(&self, offset: u64, len: u64) -> Result<()> {
-            self.0.allocate(offset, len)
-        }
-        fn discard(&self, offset: u64, len: u64) -> Result<()> {
-            self.0.discard(offset, len)
         }
     }
 

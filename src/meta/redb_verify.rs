@@ -156,6 +156,7 @@ mod tests {
     use super::*;
     use crate::disk::Disk;
     use crate::disk::memory::MemoryDisk;
+    use crate::disk::over::OverDisk;
     use crate::meta::redb_backend::{BackendHandle, Limits};
     use crate::units::BLOCK_SIZE;
     use parking_lot::Mutex;
@@ -176,13 +177,11 @@ mod tests {
         }
     }
 
-    impl Disk for Meddled {
-        fn name(&self) -> &str {
-            self.inner.name()
+    impl OverDisk for Meddled {
+        fn below(&self) -> &dyn Disk {
+            &self.inner
         }
-        fn len(&self) -> Result<u64> {
-            self.inner.len()
-        }
+
         fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
             self.inner.read_at(offset, into)?;
             let act = self.after_read.lock().take_if(|(place, _)| *place == offset);
@@ -190,21 +189,6 @@ mod tests {
                 act();
             }
             Ok(())
-        }
-        fn write_at(&self, offset: u64, from: &[u8]) -> Result<()> {
-            self.inner.write_at(offset, from)
-        }
-        fn flush(&self) -> Result<()> {
-            self.inner.flush()
-        }
-        fn set_len(&self, len: u64) -> Result<()> {
-            self.inner.set_len(len)
-        }
-        fn allocate(&self, offset: u64, len: u64) -> Result<()> {
-            self.inner.allocate(offset, len)
-        }
-        fn discard(&self, offset: u64, len: u64) -> Result<()> {
-            self.inner.discard(offset, len)
         }
     }
 

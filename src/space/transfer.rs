@@ -90,6 +90,7 @@ mod tests {
     use super::*;
     use crate::disk::Disk;
     use crate::disk::memory::MemoryDisk;
+    use crate::disk::over::OverDisk;
     use crate::meta::records::{GroupRecord, PROFILE_SINGLE};
     use std::sync::{Arc, Barrier};
 
@@ -100,32 +101,15 @@ mod tests {
         meeting: Barrier,
     }
 
-    impl Disk for Slow {
-        fn name(&self) -> &str {
-            self.inner.name()
+    impl OverDisk for Slow {
+        fn below(&self) -> &dyn Disk {
+            &self.inner
         }
-        fn len(&self) -> Result<u64> {
-            self.inner.len()
-        }
-        fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
-            self.inner.read_at(offset, into)
-        }
+
         fn write_at(&self, offset: u64, from: &[u8]) -> Result<()> {
             self.meeting.wait();
             self.meeting.wait();
             self.inner.write_at(offset, from)
-        }
-        fn flush(&self) -> Result<()> {
-            self.inner.flush()
-        }
-        fn set_len(&self, len: u64) -> Result<()> {
-            self.inner.set_len(len)
-        }
-        fn allocate(&self, offset: u64, len: u64) -> Result<()> {
-            self.inner.allocate(offset, len)
-        }
-        fn discard(&self, offset: u64, len: u64) -> Result<()> {
-            self.inner.discard(offset, len)
         }
     }
 

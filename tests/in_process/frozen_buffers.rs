@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 use sumfs::disk::Disk;
+use sumfs::disk::over::OverDisk;
 use sumfs::error::Result;
 use sumfs::fs::{Caller, Filesystem, Options, WriteFlags};
 use sumfs::lock::Wait;
@@ -56,31 +57,14 @@ impl Gated {
     }
 }
 
-impl Disk for Gated {
-    fn name(&self) -> &str {
-        self.inner.name()
+impl OverDisk for Gated {
+    fn below(&self) -> &dyn Disk {
+        &*self.inner
     }
-    fn len(&self) -> Result<u64> {
-        self.inner.len()
-    }
-    fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
-        self.inner.read_at(offset, into)
-    }
+
     fn write_at(&self, offset: u64, from: &[u8]) -> Result<()> {
         self.pass();
         self.inner.write_at(offset, from)
-    }
-    fn flush(&self) -> Result<()> {
-        self.inner.flush()
-    }
-    fn set_len(&self, len: u64) -> Result<()> {
-        self.inner.set_len(len)
-    }
-    fn allocate(&self, offset: u64, len: u64) -> Result<()> {
-        self.inner.allocate(offset, len)
-    }
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.inner.discard(offset, len)
     }
 }
 

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc;
 use std::time::Duration;
 use sumfs::disk::Disk;
+use sumfs::disk::over::OverDisk;
 use sumfs::error::{Error, Reason, Result};
 use sumfs::fs::{Attributes, Caller, FallocateMode, Filesystem, Options, ReadFlags, WaitInline, WriteFlags};
 use sumfs::fuse::dispatch::{Dispatcher, Read, Write};
@@ -93,13 +94,9 @@ struct GatedDisk {
     gate: Arc<Gate>,
 }
 
-impl Disk for GatedDisk {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn len(&self) -> Result<u64> {
-        self.inner.len()
+impl OverDisk for GatedDisk {
+    fn below(&self) -> &dyn Disk {
+        &*self.inner
     }
 
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
@@ -110,22 +107,6 @@ impl Disk for GatedDisk {
     fn write_at(&self, offset: u64, from: &[u8]) -> Result<()> {
         self.gate.pass(|state| state.holds_writes);
         self.inner.write_at(offset, from)
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.inner.flush()
-    }
-
-    fn set_len(&self, len: u64) -> Result<()> {
-        self.inner.set_len(len)
-    }
-
-    fn allocate(&self, offset: u64, len: u64) -> Result<()> {
-        self.inner.allocate(offset, len)
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.inner.discard(offset, len)
     }
 }
 

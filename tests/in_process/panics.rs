@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use sumfs::disk::Disk;
+use sumfs::disk::over::OverDisk;
 use sumfs::error::Result;
 use sumfs::fs::{Caller, Filesystem, Options, ReadFlags, WaitInline, WriteFlags};
 use sumfs::fuse::device::{self, Channel};
@@ -56,13 +57,9 @@ struct TrapDisk {
     trap: Arc<Trap>,
 }
 
-impl Disk for TrapDisk {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn len(&self) -> Result<u64> {
-        self.inner.len()
+impl OverDisk for TrapDisk {
+    fn below(&self) -> &dyn Disk {
+        &*self.inner
     }
 
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
@@ -78,18 +75,6 @@ impl Disk for TrapDisk {
     fn flush(&self) -> Result<()> {
         self.trap.pass(self.role, Access::Flush);
         self.inner.flush()
-    }
-
-    fn set_len(&self, len: u64) -> Result<()> {
-        self.inner.set_len(len)
-    }
-
-    fn allocate(&self, offset: u64, len: u64) -> Result<()> {
-        self.inner.allocate(offset, len)
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.inner.discard(offset, len)
     }
 }
 

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use sumfs::disk::Disk;
 use sumfs::disk::memory::MemoryDisk;
+use sumfs::disk::over::OverDisk;
 use sumfs::error::{Error, Result};
 use sumfs::fs::{Caller, Filesystem, WriteFlags};
 use sumfs::lock::Wait;
@@ -42,33 +43,20 @@ fn act(waiting: &Mutex<Option<(u64, Act)>>, offset: u64, bytes: usize) {
     }
 }
 
-impl Disk for Meddled {
-    fn name(&self) -> &str {
-        self.inner.name()
+impl OverDisk for Meddled {
+    fn below(&self) -> &dyn Disk {
+        &self.inner
     }
-    fn len(&self) -> Result<u64> {
-        self.inner.len()
-    }
+
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         self.inner.read_at(offset, into)?;
         act(&self.after_read, offset, into.len());
         Ok(())
     }
+
     fn write_at(&self, offset: u64, from: &[u8]) -> Result<()> {
         act(&self.before_write, offset, from.len());
         self.inner.write_at(offset, from)
-    }
-    fn flush(&self) -> Result<()> {
-        self.inner.flush()
-    }
-    fn set_len(&self, len: u64) -> Result<()> {
-        self.inner.set_len(len)
-    }
-    fn allocate(&self, offset: u64, len: u64) -> Result<()> {
-        self.inner.allocate(offset, len)
-    }
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.inner.discard(offset, len)
     }
 }
 

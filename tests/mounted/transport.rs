@@ -15,6 +15,7 @@ use std::sync::mpsc::channel;
 use std::time::Instant;
 use sumfs::disk::Disk;
 use sumfs::disk::memory::MemoryDisk;
+use sumfs::disk::over::OverDisk;
 use sumfs::disk::superblock::SUPERBLOCK_BYTES;
 use sumfs::error::Result;
 use sumfs::fs::{Caller, Filesystem, Options, WriteFlags};
@@ -216,38 +217,14 @@ struct TrapDisk {
     is_set: Arc<AtomicBool>,
 }
 
-impl Disk for TrapDisk {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn len(&self) -> Result<u64> {
-        self.inner.len()
+impl OverDisk for TrapDisk {
+    fn below(&self) -> &dyn Disk {
+        &self.inner
     }
 
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         assert!(!self.is_set.swap(false, SeqCst), "on purpose: the device is read");
         self.inner.read_at(offset, into)
-    }
-
-    fn write_at(&self, offset: u64, from: &[u8]) -> Result<()> {
-        self.inner.write_at(offset, from)
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.inner.flush()
-    }
-
-    fn set_len(&self, len: u64) -> Result<()> {
-        self.inner.set_len(len)
-    }
-
-    fn allocate(&self, offset: u64, len: u64) -> Result<()> {
-        self.inner.allocate(offset, len)
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.inner.discard(offset, len)
     }
 }
 
