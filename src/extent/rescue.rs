@@ -43,10 +43,9 @@ impl Extents {
     fn rescue_block(&self, file: &ExtentFile, missing: &Missing) -> Result<AlignedBuffer> {
         let mut bad = Vec::new();
         for copy in 0..self.space.places(missing.address)?.len() {
-            let mut buffer = AlignedBuffer::zeroed(BLOCK);
-            match self.space.read_copy(missing.address, copy, &mut buffer) {
+            match self.space.read_block(missing.address, copy) {
                 Err(error) => bad.push((copy, Bad::Unreadable(error))),
-                Ok(()) => match crc32c::crc32c(&buffer) {
+                Ok(buffer) => match crc32c::crc32c(&buffer) {
                     found if found != missing.expected => bad.push((copy, Bad::Differs(found))),
                     _ => {
                         self.count(missing, &bad);
@@ -62,13 +61,7 @@ impl Extents {
 
     fn count(&self, missing: &Missing, bad: &[(usize, Bad)]) {
         for (copy, fault) in bad {
-            let Some(faults) = self.space.faults(missing.address, *copy) else { continue };
-            let (of_all, of_device) = match fault {
-                Bad::Differs(_) => (&self.stats.checksum_errors, &faults.checksum_errors),
-                Bad::Unreadable(_) => (&self.stats.io_errors, &faults.read_errors),
-            };
-            of_all.fetch_add(1, Ordering::Relaxed);
-            of_device.fetch_add(1, Ordering::Relaxed);
+            self.space.count_bad_copy(&self.stats, missing.address, *copy, matches!(fault, Bad::Unreadable(_)));
         }
     }
 

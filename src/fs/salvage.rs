@@ -89,16 +89,14 @@ impl Filesystem {
         let _guard = self.space.enter_read();
         let pieces = FileExtents::lock_loaded(&file.extents.map, &self.meta, offset, offset + BLOCK_SIZE)?
             .pieces(offset, offset + BLOCK_SIZE);
-        let mut buffer = AlignedBuffer::zeroed(BLOCK);
-        let Some(data) = pieces.into_iter().next().and_then(|piece| piece.data) else { return Ok(Some(buffer)) };
-        for copy in 0..self.space.places(data.block())?.len() {
-            if self.space.read_copy(data.block(), copy, &mut buffer).is_ok() {
-                if let Some(rest) = buffer.get_mut(data.valid as usize..) {
-                    rest.fill(0);
-                }
-                return Ok(Some(buffer));
-            }
+        let Some(data) = pieces.into_iter().next().and_then(|piece| piece.data) else {
+            return Ok(Some(AlignedBuffer::zeroed(BLOCK)));
+        };
+        let mut copies = 0..self.space.places(data.block())?.len();
+        let mut found = copies.find_map(|copy| self.space.read_block(data.block(), copy).ok());
+        if let Some(rest) = found.as_mut().and_then(|buffer| buffer.get_mut(data.valid as usize..)) {
+            rest.fill(0);
         }
-        Ok(None)
+        Ok(found)
     }
 }

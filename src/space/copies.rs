@@ -6,10 +6,12 @@
 
 use super::groups::{Device, Space};
 use super::transfer::Place;
+use crate::disk::buffer::AlignedBuffer;
 use crate::error::{Error, Result};
 use crate::lock::assert_may_wait;
 use crate::meta::records::{PROFILE_DUP, PROFILE_SINGLE};
-use crate::units::{BLOCK_SIZE, BlockAddress};
+use crate::stats::Stats;
+use crate::units::{BLOCK, BLOCK_SIZE, BlockAddress};
 use serde_json::{Value, json};
 use std::collections::{HashSet, VecDeque};
 use std::ops::Deref;
@@ -140,6 +142,13 @@ impl Space {
         device.disk.read_at(offset, into)
     }
 
+    /// One copy of a block. Nothing is verified here.
+    pub fn read_block(&self, block: BlockAddress, copy: usize) -> Result<AlignedBuffer> {
+        let mut buffer = AlignedBuffer::zeroed(BLOCK);
+        self.read_copy(block, copy, &mut buffer)?;
+        Ok(buffer)
+    }
+
     /// Writes one copy of a block anew. The bytes match the checksum recorded for the block, whose mapping was looked up under a guard
     /// that the caller still holds (D10).
     pub fn mend(&self, block: BlockAddress, copy: usize, bytes: &[u8]) -> Result<()> {
@@ -152,10 +161,16 @@ impl Space {
         written
     }
 
-    /// The counters of the device that holds the copy of `block`; None when there is none.
-    pub fn faults(&self, block: BlockAddress, copy: usize) -> Option<&Faults> {
-        let (device, _) = self.locate_copy(block, copy, 0).ok()?;
-        Some(&device.faults)
+    /// Counts a copy of a block that did not match its checksum, or could not be read, in `stats` and with its device.
+    pub fn count_bad_copy(&self, stats: &Stats, block: BlockAddress, copy: usize, is_unreadable: bool) {
+        let Ok((Device { faults, .. }, _)) = self.locate_copy(block, copy, 0) else { return };
+        let (of_all, of_device) = if is_unreadable {
+            (&stats.io_errors, &faults.read_errors)
+        } else {
+            (&stats.checksum_errors, &faults.checksum_errors)
+        };
+        of_all.fetch_add(1, Ordering::Relaxed);
+        of_device.fetch_add(1, Ordering::Relaxed);
     }
 
     fn locate_copy(&self, block: BlockAddress, copy: usize, bytes: usize) -> Result<(&Device, u64)> {

@@ -1,5 +1,6 @@
 //! Reading every copy of every live block and comparing it with its checksum: large reads in the order of the devices, several at once.
 
+use super::blocks::{self, Block, Run};
 use super::extents::StoredExtents;
 use super::findings::{Findings, LISTED_MAX};
 use super::issue::{BlockPlace, Issue};
@@ -8,10 +9,8 @@ use super::tables::PlacedGroup;
 use crate::disk::buffer::AlignedBuffer;
 use crate::error::{Error, Result};
 use crate::meta::Metadata;
-use crate::meta::records::{self, ExtentRecord, ExtentStateRecord};
-use crate::meta::schema;
 use crate::space::Space;
-use crate::units::{BLOCK, BlockAddress, EXTENT_BLOCKS_MAX};
+use crate::units::BLOCK;
 use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
 
 /// Threads that read and compare.
@@ -19,25 +18,15 @@ const READERS: usize = 4;
 /// Runs that wait for them.
 const QUEUED_RUNS: usize = 16;
 
-/// A live block with its checksum.
-#[derive(Clone, Copy)]
-struct Block {
-    extent: u64,
-    in_extent: u32,
-    expected: u32,
-}
-
-/// Neighbouring live blocks of one copy of a group, read at once.
-struct Run {
+/// A run of one copy.
+struct Job {
     copy: usize,
-    first: u64,
-    blocks: Vec<Block>,
+    run: Run,
 }
 
 /// A block that is not as it should be.
 struct Bad {
     block: Block,
-    address: u64,
     copy: usize,
     fault: Fault,
 }
@@ -60,7 +49,7 @@ pub(super) fn verify(find: &mut Findings<'_>, groups: &[PlacedGroup], progress: 
     let metadata = find.metadata;
     let mut tally = Tally { blocks: 0, bad: Vec::new(), not_listed: 0 };
     std::thread::scope(|scope| -> Result<()> {
-        let (runs, work) = bounded::<Run>(QUEUED_RUNS);
+        let (runs, work) = bounded::<Job>(QUEUED_RUNS);
         let (results, verified) = unbounded::<Verified>();
         for number in 0..READERS {
             let (work, results) = (work.clone(), results.clone());
@@ -73,7 +62,7 @@ pub(super) fn verify(find: &mut Findings<'_>, groups: &[PlacedGroup], progress: 
         for group in groups {
             send_group(metadata, *group, &mut |run| {
                 // The readers end after this sender only.
-                let _ = runs.send(run);
+                let _ = runs.send(Job { copy: group.copy, run });
                 while let Ok(result) = verified.try_recv() {
                     tally.add(result);
                 }
@@ -112,72 +101,45 @@ fn send_group(metadata: &Metadata, group: PlacedGroup, send: &mut dyn FnMut(Run)
     let blocks_per_group = metadata.space().blocks_per_group();
     let range = group.number * blocks_per_group..(group.number + 1) * blocks_per_group;
     let mut stored = StoredExtents::new(metadata, range.clone())?;
-    let mut run = Run { copy: group.copy, first: range.start, blocks: Vec::new() };
+    let mut runs = Vec::new();
     while let Some(stored) = stored.next_below(range.end)? {
-        let Some(value) = stored.extent else { continue };
-        let address = BlockAddress(stored.address);
-        let record = records::open(&schema::extent(address), &value).and_then(ExtentRecord::decode);
-        let Ok(record) = record else { continue };
-        let state = match &stored.state {
-            None => vec![1; record.sums.len()],
-            Some(value) => match records::open(&schema::extent_state(address), value).and_then(ExtentStateRecord::decode) {
-                Ok(state) => state.references,
-                Err(_) => continue,
-            },
-        };
-        let live = (0u32..).zip(record.sums.iter().zip(state)).filter(|(_, (_, references))| *references > 0);
-        for (in_extent, (expected, _)) in live {
-            let block = address.0 + u64::from(in_extent);
-            let is_next = block == run.first + run.blocks.len() as u64;
-            if block >= range.end {
-                break;
-            }
-            if !is_next || run.blocks.len() >= EXTENT_BLOCKS_MAX as usize {
-                let full = std::mem::replace(&mut run, Run { copy: group.copy, first: block, blocks: Vec::new() });
-                if !full.blocks.is_empty() {
-                    send(full);
-                }
-            }
-            run.blocks.push(Block { extent: address.0, in_extent, expected: *expected });
+        for block in blocks::live(&stored).into_iter().take_while(|block| block.address().0 < range.end) {
+            blocks::add(&mut runs, block, blocks_per_group);
         }
+        // The last one may go on.
+        let full = runs.len().saturating_sub(1);
+        runs.drain(..full).for_each(&mut *send);
     }
-    if !run.blocks.is_empty() {
-        send(run);
-    }
+    runs.into_iter().for_each(send);
     Ok(())
 }
 
-fn read_runs(space: &Space, work: &Receiver<Run>, results: &Sender<Verified>) {
-    for run in work {
+fn read_runs(space: &Space, work: &Receiver<Job>, results: &Sender<Verified>) {
+    for job in work {
         // Who listens has gone only when the check has failed.
-        let _ = results.send(read_run(space, &run));
+        let _ = results.send(read_run(space, &job));
     }
 }
 
-fn read_run(space: &Space, run: &Run) -> Verified {
+fn read_run(space: &Space, Job { copy, run }: &Job) -> Verified {
     let mut buffer = AlignedBuffer::zeroed(run.blocks.len() * BLOCK);
-    let is_whole = space.read_copy(BlockAddress(run.first), run.copy, &mut buffer).is_ok();
+    let is_whole = space.read_copy(run.first, *copy, &mut buffer).is_ok();
     let mut bad = Vec::new();
-    for (address, (block, bytes)) in (run.first..).zip(run.blocks.iter().zip(buffer.chunks_exact_mut(BLOCK))) {
+    for (block, bytes) in run.blocks.iter().zip(buffer.chunks_exact(BLOCK)) {
         // After an error each block gets a chance of its own.
-        let again = if is_whole { Ok(()) } else { read_one(space, address, run.copy, bytes) };
-        let fault = match again {
-            Err(error) => Fault::Unreadable(error.to_string()),
-            Ok(()) => match crc32c::crc32c(bytes) {
-                found if found == block.expected => continue,
-                found => Fault::Differs(found),
-            },
+        let found = if is_whole {
+            Ok(crc32c::crc32c(bytes))
+        } else {
+            space.read_block(block.address(), *copy).map(|bytes| crc32c::crc32c(&bytes))
         };
-        bad.push(Bad { block: *block, address, copy: run.copy, fault });
+        let fault = match found {
+            Ok(found) if found == block.expected => continue,
+            Ok(found) => Fault::Differs(found),
+            Err(error) => Fault::Unreadable(error.to_string()),
+        };
+        bad.push(Bad { block: *block, copy: *copy, fault });
     }
     Verified { blocks: run.blocks.len() as u64, bad }
-}
-
-fn read_one(space: &Space, address: u64, copy: usize, bytes: &mut [u8]) -> Result<()> {
-    let mut buffer = AlignedBuffer::zeroed(BLOCK);
-    space.read_copy(BlockAddress(address), copy, &mut buffer)?;
-    bytes.copy_from_slice(&buffer);
-    Ok(())
 }
 
 /// One issue for each place in a file that a bad block appears in. The extent's owner is only a hint, so the file maps are read.
@@ -208,13 +170,13 @@ fn report(find: &mut Findings<'_>, mut bad: Vec<Bad>) -> Result<()> {
 
 fn add(find: &mut Findings<'_>, bad: &Bad, file: Option<super::issue::File>, offset: u64) {
     let space: &Space = find.metadata.space();
-    let places = space.places(BlockAddress(bad.address)).ok();
+    let address = bad.block.address();
+    let places = space.places(address).ok();
     let place = match places.as_ref().and_then(|places| places.get(bad.copy)) {
-        Some(place) => BlockPlace { address: bad.address, device: place.device, device_offset: place.offset },
-        None => BlockPlace { address: bad.address, device: u32::MAX, device_offset: 0 },
+        Some(place) => BlockPlace { address: address.0, device: place.device, device_offset: place.offset },
+        None => BlockPlace { address: address.0, device: u32::MAX, device_offset: 0 },
     };
-    let others = (0..places.map_or(0, |places| places.len())).filter(|copy| *copy != bad.copy);
-    if others.into_iter().any(|copy| is_good(space, bad, copy)) {
+    if matches!(blocks::good_copy(space, &bad.block, bad.copy), Ok(Some(_))) {
         let reason = match &bad.fault {
             Fault::Differs(found) => format!("checksum {found:08x}, expected {:08x}", bad.block.expected),
             Fault::Unreadable(reason) => reason.clone(),
@@ -225,9 +187,4 @@ fn add(find: &mut Findings<'_>, bad: &Bad, file: Option<super::issue::File>, off
         Fault::Differs(found) => Issue::BadBlock { file, offset, place, expected: bad.block.expected, found },
         Fault::Unreadable(reason) => Issue::UnreadableBlock { file, offset, place, reason },
     });
-}
-
-fn is_good(space: &Space, bad: &Bad, copy: usize) -> bool {
-    let mut bytes = [0; BLOCK];
-    read_one(space, bad.address, copy, &mut bytes).is_ok() && crc32c::crc32c(&bytes) == bad.block.expected
 }

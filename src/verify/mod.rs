@@ -12,6 +12,7 @@ pub mod check;
 pub mod issue;
 pub mod scrub;
 
+mod blocks;
 mod data;
 mod extents;
 mod findings;

@@ -7,28 +7,14 @@ use super::Surroundings;
 use crate::disk::buffer::AlignedBuffer;
 use crate::error::{Error, Result};
 use crate::meta::Metadata;
-use crate::meta::records::{self, ExtentRecord, ExtentStateRecord};
+use crate::meta::records::{ExtentRecord, ExtentStateRecord};
 use crate::meta::schema;
 use crate::meta::scrub_records::DamagedBlockRecord;
 use crate::space::Space;
-use crate::units::{BLOCK, BlockAddress, EXTENT_BLOCKS_MAX};
-use crate::verify::extents::{StoredExtent, StoredExtents};
+use crate::units::{BLOCK, BlockAddress};
+use crate::verify::blocks::{self, Block, Run};
+use crate::verify::extents::StoredExtents;
 use std::sync::atomic::{AtomicUsize, Ordering};
-
-/// A live block with its checksum.
-#[derive(Clone, Copy, Debug)]
-struct Block {
-    extent: u64,
-    in_extent: u32,
-    expected: u32,
-}
-
-/// Neighbouring live blocks of a group, read at once.
-#[derive(Debug)]
-pub(super) struct Run {
-    first: u64,
-    blocks: Vec<Block>,
-}
 
 /// A copy of a block that is not as it should be, at first sight.
 #[derive(Debug)]
@@ -39,7 +25,7 @@ pub(super) struct Suspect {
 
 impl Suspect {
     pub(super) fn address(&self) -> BlockAddress {
-        BlockAddress(self.block.extent + u64::from(self.block.in_extent))
+        self.block.address()
     }
 }
 
@@ -61,38 +47,12 @@ pub(super) fn gather(metadata: &Metadata, from: u64, most: u64) -> Result<(Vec<R
         if count >= most {
             return Ok((runs, Some(stored.address)));
         }
-        for block in live(&stored) {
+        for block in blocks::live(&stored) {
             count += 1;
-            let address = block.extent + u64::from(block.in_extent);
-            match runs.last_mut() {
-                Some(run)
-                    if run.first + run.blocks.len() as u64 == address
-                        && !address.is_multiple_of(blocks_per_group)
-                        && run.blocks.len() < EXTENT_BLOCKS_MAX as usize =>
-                {
-                    run.blocks.push(block);
-                }
-                _ => runs.push(Run { first: address, blocks: vec![block] }),
-            }
+            blocks::add(&mut runs, block, blocks_per_group);
         }
     }
     Ok((runs, None))
-}
-
-fn live(stored: &StoredExtent) -> Vec<Block> {
-    let address = BlockAddress(stored.address);
-    let record =
-        stored.extent.as_ref().map(|value| records::open(&schema::extent(address), value).and_then(ExtentRecord::decode));
-    let Some(Ok(record)) = record else { return Vec::new() };
-    let references = match &stored.state {
-        None => vec![1; record.sums.len()],
-        Some(value) => match records::open(&schema::extent_state(address), value).and_then(ExtentStateRecord::decode) {
-            Ok(state) => state.references,
-            Err(_) => return Vec::new(),
-        },
-    };
-    let all = (0u32..).zip(record.sums.iter().zip(references)).filter(|(_, (_, references))| *references > 0);
-    all.map(|(in_extent, (expected, _))| Block { extent: address.0, in_extent, expected: *expected }).collect()
 }
 
 /// Reads every copy of the runs on so many threads, which take the next one each, in order.
@@ -101,7 +61,7 @@ pub(super) fn look(around: &Surroundings<'_>, runs: &[Run], threads: usize) -> R
     let mut jobs = Vec::new();
     for run in runs {
         // A group that is not there is the check's to find.
-        let copies = space.places(BlockAddress(run.first)).map_or(0, |places| places.len());
+        let copies = space.places(run.first).map_or(0, |places| places.len());
         jobs.extend((0..copies).map(|copy| (copy, run)));
     }
     // Both copies on one device: all of the first ones, then all of the second ones.
@@ -137,7 +97,7 @@ pub(super) fn look(around: &Surroundings<'_>, runs: &[Run], threads: usize) -> R
 
 fn look_at(space: &Space, run: &Run, copy: usize) -> Vec<Suspect> {
     let mut buffer = AlignedBuffer::filled_by(run.blocks.len() * BLOCK, |_| ());
-    if space.read_copy(BlockAddress(run.first), copy, &mut buffer).is_err() {
+    if space.read_copy(run.first, copy, &mut buffer).is_err() {
         // One of them, or all: each is judged alone.
         return run.blocks.iter().map(|block| Suspect { block: *block, copy }).collect();
     }
@@ -151,40 +111,24 @@ fn look_at(space: &Space, run: &Run, copy: usize) -> Vec<Suspect> {
 pub(super) fn judge(around: &Surroundings<'_>, suspect: &Suspect) -> Result<Option<(u8, DamagedBlockRecord)>> {
     let space: &Space = around.metadata.space();
     let (address, expected) = (suspect.address(), suspect.block.expected);
-    let found = match read_one(space, address, suspect.copy) {
+    let found = match space.read_block(address, suspect.copy) {
         Ok(bytes) => Some(crc32c::crc32c(&bytes)),
         Err(_) => None,
     };
     if found == Some(expected) || !is_live(around.metadata, &suspect.block)? {
         return Ok(None);
     }
-    if let Some(faults) = space.faults(address, suspect.copy) {
-        let (of_all, of_device) = match found {
-            Some(_) => (&around.stats.checksum_errors, &faults.checksum_errors),
-            None => (&around.stats.io_errors, &faults.read_errors),
-        };
-        of_all.fetch_add(1, Ordering::Relaxed);
-        of_device.fetch_add(1, Ordering::Relaxed);
-    }
+    space.count_bad_copy(around.stats, address, suspect.copy, found.is_none());
     let is_repaired = repair(around, suspect)?;
     let copy = u8::try_from(suspect.copy).unwrap_or(u8::MAX);
     Ok(Some((copy, DamagedBlockRecord { scrub: 0, found_at: 0, expected, found, is_repaired })))
 }
 
-fn read_one(space: &Space, address: BlockAddress, copy: usize) -> Result<AlignedBuffer> {
-    let mut buffer = AlignedBuffer::zeroed(BLOCK);
-    space.read_copy(address, copy, &mut buffer)?;
-    Ok(buffer)
-}
-
 /// True when the copy has been written anew and reads as it should.
 fn repair(around: &Surroundings<'_>, suspect: &Suspect) -> Result<bool> {
     let space: &Space = around.metadata.space();
-    let (address, copy, expected) = (suspect.address(), suspect.copy, suspect.block.expected);
-    let is_good = |bytes: &AlignedBuffer| crc32c::crc32c(bytes) == expected;
-    let others = (0..space.places(address)?.len()).filter(|other| *other != copy);
-    let good = others.into_iter().find_map(|other| read_one(space, address, other).ok().filter(is_good));
-    let Some(good) = good else { return Ok(false) };
+    let (address, copy) = (suspect.address(), suspect.copy);
+    let Some(good) = blocks::good_copy(space, &suspect.block, copy)? else { return Ok(false) };
     if around.metadata.latch().check().is_err() || !is_live(around.metadata, &suspect.block)? {
         return Ok(false);
     }
@@ -193,7 +137,7 @@ fn repair(around: &Surroundings<'_>, suspect: &Suspect) -> Result<bool> {
         return Ok(false);
     }
     around.stats.repaired_blocks.fetch_add(1, Ordering::Relaxed);
-    Ok(read_one(space, address, copy).is_ok_and(|bytes| is_good(&bytes)))
+    Ok(space.read_block(address, copy).is_ok_and(|bytes| crc32c::crc32c(&bytes) == suspect.block.expected))
 }
 
 /// Do the metadata still say that this block holds data with this checksum?
