@@ -1,6 +1,6 @@
 //! A read through the cache: a hit is a slice of a segment; a miss loads, verified, what is not here.
 
-use super::segment::{Segment, State};
+use super::segment::{Segment, Segments, State};
 use super::{Cache, CachedFile};
 use crate::disk::buffer::AlignedBuffer;
 use crate::error::{Error, Reason, Result};
@@ -28,6 +28,14 @@ impl ReadData {
     }
 }
 
+/// What of a range is in the cache.
+enum Resident<T> {
+    /// All of it, in one segment.
+    Whole(Arc<AlignedBuffer>, Range<usize>),
+    /// All but the gaps; with what the copy gave.
+    Parts(Vec<Range<u64>>, T),
+}
+
 impl Cache {
     /// Reads `range` (already cut to the size). Under `Allowed` the caller holds the whole blocks shared.
     pub fn read(&self, file: &Arc<CachedFile>, range: Range<u64>, keep: bool, wait: Wait) -> Result<ReadData> {
@@ -36,34 +44,15 @@ impl Cache {
         }
         let whole = whole_blocks(range.clone());
         let within = (range.start - whole.start) as usize..(range.end - whole.start) as usize;
-        let (gaps, mut assembled) = {
-            let mut content = file.content.lock();
-            let goes_on = content.note_read(&range);
-            if let Some((buffer, range)) = content.segments.single(range.clone(), goes_on) {
-                self.stats.cache_hits.fetch_add(1, Ordering::Relaxed);
-                return Ok(ReadData::new(buffer, range));
-            }
-            let gaps = content.segments.gaps(whole.clone());
-            if !gaps.is_empty() && wait == Wait::Never {
-                return Err(Error::WouldBlock(Reason::NotCached));
-            }
-            let length = (whole.end - whole.start) as usize;
-            let assembled = AlignedBuffer::filled_by(length, |buffer| content.segments.copy_out(whole.clone(), buffer));
-            (gaps, assembled)
+        let length = (whole.end - whole.start) as usize;
+        let assemble = |segments: &Segments| AlignedBuffer::filled_by(length, |buffer| segments.copy_out(whole.clone(), buffer));
+        let (gaps, mut assembled) = match self.look(file, &range, wait, assemble)? {
+            Resident::Whole(buffer, range) => return Ok(ReadData::new(buffer, range)),
+            Resident::Parts(gaps, assembled) => (gaps, assembled),
         };
-        if gaps.is_empty() {
-            self.stats.cache_hits.fetch_add(1, Ordering::Relaxed);
-            return Ok(ReadData::new(Arc::new(assembled), within));
-        }
-        self.stats.cache_misses.fetch_add(1, Ordering::Relaxed);
-        for gap in &gaps {
-            let part = (gap.start - whole.start) as usize..(gap.end - whole.start) as usize;
-            if let Some(target) = assembled.get_mut(part) {
-                self.extents.load(&file.extents, gap.start, target)?;
-            }
-        }
+        self.load_gaps(file, whole.start, &gaps, &mut assembled)?;
         let assembled = Arc::new(assembled);
-        if keep && self.keeps_clean {
+        if keep && self.keeps_clean && !gaps.is_empty() {
             self.keep_loaded(file, &whole, &gaps, &assembled);
         }
         Ok(ReadData::new(assembled, within))
@@ -88,33 +77,54 @@ impl Cache {
             target.get_mut(..data.len()).ok_or(Error::Invalid("a read larger than its room"))?.copy_from_slice(data);
             return Ok(data.len());
         };
-        let gaps = {
-            let mut content = file.content.lock();
-            let goes_on = content.note_read(&range);
-            if let Some((buffer, part)) = content.segments.single(range.clone(), goes_on) {
-                drop(content);
-                self.stats.cache_hits.fetch_add(1, Ordering::Relaxed);
+        match self.look(file, &range, wait, |segments| segments.copy_out(whole.clone(), blocks))? {
+            Resident::Whole(buffer, part) => {
                 if let (Some(found), Some(target)) = (buffer.get(part), blocks.get_mut(..bytes)) {
                     target.copy_from_slice(found);
                 }
-                return Ok(bytes);
             }
-            let gaps = content.segments.gaps(whole.clone());
-            if !gaps.is_empty() && wait == Wait::Never {
-                return Err(Error::WouldBlock(Reason::NotCached));
+            Resident::Parts(gaps, ()) => self.load_gaps(file, whole.start, &gaps, blocks)?,
+        }
+        Ok(bytes)
+    }
+
+    /// Looks for the range; what no single segment holds is copied with `copy` while the segments stand still. Gaps are refused under
+    /// `Never`.
+    fn look<T>(
+        &self,
+        file: &Arc<CachedFile>,
+        range: &Range<u64>,
+        wait: Wait,
+        copy: impl FnOnce(&Segments) -> T,
+    ) -> Result<Resident<T>> {
+        let mut content = file.content.lock();
+        let goes_on = content.note_read(range);
+        let resident = match content.segments.single(range.clone(), goes_on) {
+            Some((buffer, part)) => Resident::Whole(buffer, part),
+            None => {
+                let gaps = content.segments.gaps(whole_blocks(range.clone()));
+                if !gaps.is_empty() && wait == Wait::Never {
+                    return Err(Error::WouldBlock(Reason::NotCached));
+                }
+                let copied = copy(&content.segments);
+                Resident::Parts(gaps, copied)
             }
-            content.segments.copy_out(whole.clone(), blocks);
-            gaps
         };
-        let counter = if gaps.is_empty() { &self.stats.cache_hits } else { &self.stats.cache_misses };
+        drop(content);
+        let is_miss = matches!(&resident, Resident::Parts(gaps, _) if !gaps.is_empty());
+        let counter = if is_miss { &self.stats.cache_misses } else { &self.stats.cache_hits };
         counter.fetch_add(1, Ordering::Relaxed);
-        for gap in &gaps {
-            let part = (gap.start - whole.start) as usize..(gap.end - whole.start) as usize;
-            if let Some(target) = blocks.get_mut(part) {
+        Ok(resident)
+    }
+
+    /// Loads the gaps of what begins at `start` in the file.
+    fn load_gaps(&self, file: &Arc<CachedFile>, start: u64, gaps: &[Range<u64>], into: &mut [u8]) -> Result<()> {
+        for gap in gaps {
+            if let Some(target) = into.get_mut((gap.start - start) as usize..(gap.end - start) as usize) {
                 self.extents.load(&file.extents, gap.start, target)?;
             }
         }
-        Ok(bytes)
+        Ok(())
     }
 
     /// Enters what was loaded into the cache, where nothing newer came meanwhile.
