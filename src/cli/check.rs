@@ -1,21 +1,17 @@
 //! `sumfs check`: the offline check as fsck(8) is called. The walk is [`crate::verify::check`].
 
 use super::info::show_bytes;
-use super::{Failure, Outcome, WithCode, mountinfo};
+use super::{Failure, LOCK_TIMEOUT, Outcome, WithCode, mountinfo, progress_bar};
 use crate::store::{OpenOptions, StoreDirectory};
 use crate::units::BLOCK_SIZE;
 use crate::verify::check::{CheckOptions, Report, check};
 use crate::verify::issue::{Issue, Severity};
-use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use std::path::PathBuf;
-use std::time::Duration;
 
 const CODE_HEALED: u8 = 1;
 const CODE_ERRORS_LEFT: u8 = 4;
 const CODE_FAILED: u8 = 8;
-/// A daemon may still be closing the store.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Arguments of `sumfs check`.
 #[derive(Debug, clap::Args)]
@@ -40,7 +36,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let options =
         OpenOptions { read_only: true, wait_for_lock: Some(LOCK_TIMEOUT), allow_damage: true, ..OpenOptions::default() };
     let store = StoreDirectory::open_with(&arguments.store, options).or_code(CODE_FAILED)?;
-    let bar = progress_bar();
+    let bar = progress_bar("{bar:40} {percent}% {eta} left");
     let report = check(store.disks(), &CheckOptions { verify_data: arguments.data }, &mut |done, total| {
         bar.set_length(total);
         bar.set_position(done);
@@ -54,14 +50,6 @@ pub fn run(arguments: &Arguments) -> Outcome {
         print_report(&report, &shown.to_string(), code);
     }
     Ok(code)
-}
-
-/// Hidden by itself when stderr is no terminal.
-fn progress_bar() -> ProgressBar {
-    let bar = ProgressBar::new(0);
-    let style = ProgressStyle::with_template("{bar:40} {percent}% {eta} left");
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar
 }
 
 /// Damaged copies that have a whole twin are no errors left: the next mount heals them.

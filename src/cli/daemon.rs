@@ -6,7 +6,7 @@
 
 use super::metrics::{self, Exporter};
 use super::mount::{CODE_FAILED, Plan, READY};
-use super::{Failure, Outcome, WithCode, info, logging, mountinfo, read, scrub};
+use super::{Failure, LOCK_TIMEOUT, Outcome, WithCode, info, logging, mountinfo, read, scrub};
 use crate::control::{self, Command};
 use crate::error::Error;
 use crate::fs::{AccessTimes, Filesystem, Options};
@@ -20,9 +20,6 @@ use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// How long a mount waits for the store: after umount(8) has returned the last daemon may still be closing it.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Between attempts to make a mount read-only that has files open for writing.
 const REMOUNT_PAUSE: Duration = Duration::from_millis(200);

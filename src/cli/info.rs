@@ -2,14 +2,13 @@
 //! changing a byte. `--json` prints the same object that the daemon sends.
 
 use super::mountinfo::{self, sumfs_mount};
-use super::umount::no_daemon;
-use super::{Failure, Outcome, WithCode};
-use crate::control::{self, Command};
+use super::umount::ask_daemon;
+use super::{Outcome, WithCode};
+use crate::control::Command;
 use crate::disk::superblock::{FeatureKind, feature_names};
 use crate::error::Result;
 use crate::fs::{Filesystem, Options};
 use crate::store::StoreDirectory;
-use crate::sys::Mounted;
 use crate::units::BLOCK_SIZE;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -41,13 +40,10 @@ pub struct StatsArguments {
 
 /// Prints what a store or mount is.
 pub fn run(arguments: &Arguments) -> Outcome {
-    let mount = match mountinfo::mount_at(&arguments.target).or_code(1)?.filter(mountinfo::is_sumfs) {
-        Some(mount) => Some(mount),
-        None => mountinfo::mount_of_store(&arguments.target).or_code(1)?,
-    };
+    let mount = mountinfo::mount_at_or_of(&arguments.target).or_code(1)?;
     let info = match &mount {
         Some(mount) => {
-            let mut info = ask(mount, Command::Info)?;
+            let mut info = ask_daemon(mount, Command::Info, 1)?;
             set(&mut info, "mountpoint", json!(mount.mountpoint.to_string_lossy()));
             info
         }
@@ -64,7 +60,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
 /// Prints the counters of a mount.
 pub fn stats(arguments: &StatsArguments) -> Outcome {
     let mount = sumfs_mount(&arguments.mountpoint)?;
-    let stats = ask(&mount, Command::Stats)?;
+    let stats = ask_daemon(&mount, Command::Stats, 1)?;
     if arguments.json {
         println!("{stats:#}");
     } else {
@@ -73,11 +69,6 @@ pub fn stats(arguments: &StatsArguments) -> Outcome {
         print!("{text}");
     }
     Ok(0)
-}
-
-fn ask(mount: &Mounted, command: Command) -> std::result::Result<Value, Failure> {
-    let uuid = mountinfo::store_uuid(mount).or_code(1)?;
-    control::ask(&uuid, command).or_code(1)?.ok_or_else(|| no_daemon(mount))
 }
 
 /// Opens a store that nobody serves, as `mount -o ro` would.

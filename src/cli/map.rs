@@ -1,9 +1,9 @@
 //! `sumfs map`: where the data of a file lies.
 
 use super::mountinfo;
-use super::umount::no_daemon;
+use super::umount::ask_daemon;
 use super::{Failure, Outcome, WithCode};
-use crate::control::{self, Command};
+use crate::control::Command;
 use crate::sys::Mounted;
 use serde_json::Value;
 use std::os::unix::fs::MetadataExt;
@@ -27,8 +27,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     std::fs::File::open(&arguments.file)
         .and_then(|file| file.sync_data())
         .map_err(|error| Failure::new(1, format!("writing back {shown}: {error}")))?;
-    let uuid = mountinfo::store_uuid(&mount).or_code(1)?;
-    let Some(map) = control::ask(&uuid, Command::Map { inode }).or_code(1)? else { return Err(no_daemon(&mount)) };
+    let map = ask_daemon(&mount, Command::Map { inode }, 1)?;
     if arguments.json {
         println!("{map}");
     } else {

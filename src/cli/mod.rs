@@ -29,8 +29,10 @@ pub mod umount;
 
 use crate::error::Error;
 use clap::{Parser, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
 use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Why a command ends without success: its exit code and the line for the person (empty: all has been said).
 #[derive(Debug)]
@@ -56,6 +58,17 @@ impl From<Error> for Failure {
 
 /// What a command returns: its exit code, or why it failed.
 pub type Outcome = Result<u8, Failure>;
+
+/// How long to wait for the lock of a store, which a daemon may still be closing.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Hidden by itself when stderr is no terminal.
+fn progress_bar(template: &str) -> ProgressBar {
+    let bar = ProgressBar::new(0);
+    let style = ProgressStyle::with_template(template);
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar
+}
 
 /// Gives errors the exit code of the command that met them.
 pub trait WithCode<T> {

@@ -28,6 +28,14 @@ pub fn mount_at(mountpoint: &Path) -> Result<Option<Mounted>> {
     Ok(mounts()?.into_iter().rfind(|mount| mount.mountpoint == wanted))
 }
 
+/// The sumfs mount at `path`, or of the store there.
+pub fn mount_at_or_of(path: &Path) -> Result<Option<Mounted>> {
+    match mount_at(path)?.filter(is_sumfs) {
+        Some(mount) => Ok(Some(mount)),
+        None => mount_of_store(path),
+    }
+}
+
 /// Where the store at `store` is mounted.
 pub fn mount_of_store(store: &Path) -> Result<Option<Mounted>> {
     let wanted = absolute(store)?;

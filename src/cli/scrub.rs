@@ -5,14 +5,14 @@
 //! not be scrubbed.
 
 use super::info::show_bytes;
-use super::umount::no_daemon;
-use super::{Failure, Outcome, WithCode, mountinfo};
-use crate::control::{self, Command, ScrubAction};
+use super::umount::ask_daemon;
+use super::{Failure, LOCK_TIMEOUT, Outcome, WithCode, mountinfo, progress_bar};
+use crate::control::{Command, ScrubAction};
 use crate::error::Result;
 use crate::fs::{Filesystem, Options};
 use crate::store::{StoreDirectory, parse_size};
 use crate::sys::Mounted;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -22,8 +22,6 @@ const CODE_DAMAGE_LEFT: u8 = 4;
 const CODE_FAILED: u8 = 8;
 /// Between looks at a scrub that is waited for.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
-/// A daemon may still be closing the store.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(120);
 /// Ranges that are printed one by one, unless it is JSON.
 const LISTED_MAX: usize = 200;
 
@@ -105,11 +103,7 @@ enum Target {
 
 impl Target {
     fn find(path: &Path, read_only: bool) -> std::result::Result<Target, Failure> {
-        let mount = match mountinfo::mount_at(path).or_code(CODE_FAILED)?.filter(mountinfo::is_sumfs) {
-            Some(mount) => Some(mount),
-            None => mountinfo::mount_of_store(path).or_code(CODE_FAILED)?,
-        };
-        if let Some(mount) = mount {
+        if let Some(mount) = mountinfo::mount_at_or_of(path).or_code(CODE_FAILED)? {
             return Ok(Target::Mounted(mount));
         }
         let store = StoreDirectory::open(path, read_only, Some(LOCK_TIMEOUT)).or_code(CODE_FAILED)?;
@@ -120,10 +114,7 @@ impl Target {
 
     fn ask(&self, command: Command) -> std::result::Result<Value, Failure> {
         match self {
-            Target::Mounted(mount) => {
-                let uuid = mountinfo::store_uuid(mount).or_code(CODE_FAILED)?;
-                control::ask(&uuid, command).or_code(CODE_FAILED)?.ok_or_else(|| no_daemon(mount))
-            }
+            Target::Mounted(mount) => ask_daemon(mount, command, CODE_FAILED),
             Target::Opened(filesystem, _) => answer(filesystem, command).or_code(CODE_FAILED),
         }
     }
@@ -208,7 +199,7 @@ fn begin(start: &StartArguments, action: ScrubAction) -> Outcome {
         show(&begun, start.json);
         return Ok(0);
     }
-    let report = target.wait(&progress_bar())?;
+    let report = target.wait(&progress_bar("{bar:30} {percent}% {msg}"))?;
     target.close()?;
     show(&report, start.json);
     Ok(exit_code(&report))
@@ -238,14 +229,6 @@ pub fn damage(arguments: &DamageArguments) -> Outcome {
         println!("{}", if lines.is_empty() { "no damage is known".to_owned() } else { lines.join("\n") });
     }
     Ok(if !clear && has_damage_left(&damage) { CODE_DAMAGE_LEFT } else { 0 })
-}
-
-/// Hidden by itself when stderr is no terminal.
-fn progress_bar() -> ProgressBar {
-    let bar = ProgressBar::new(0);
-    let style = ProgressStyle::with_template("{bar:30} {percent}% {msg}");
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar
 }
 
 fn number(status: &Value, name: &str) -> u64 {

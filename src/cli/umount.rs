@@ -10,6 +10,7 @@ use crate::control::{self, Command, Pending};
 use crate::error::Error;
 use crate::store::StoreDirectory;
 use crate::sys::{self, Mounted};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -75,10 +76,15 @@ pub fn sync(arguments: &SyncArguments) -> Outcome {
     let directory = std::fs::File::open(&mount.mountpoint).map_err(|error| Failure::new(1, format!("opening {at}: {error}")))?;
     // What could be written back is made durable even if something else could not.
     let written = rustix::fs::syncfs(&directory);
-    let uuid = mountinfo::store_uuid(&mount).or_code(1)?;
-    control::ask(&uuid, Command::Sync).or_code(1)?.ok_or_else(|| no_daemon(&mount))?;
+    ask_daemon(&mount, Command::Sync, 1)?;
     written.map_err(|error| Failure::new(1, format!("writing back {at}: {error}; all else is durable")))?;
     Ok(0)
+}
+
+/// What the daemon of a mount answers; failures have `code`, but for nobody answering.
+pub fn ask_daemon(mount: &Mounted, command: Command, code: u8) -> std::result::Result<Value, Failure> {
+    let uuid = mountinfo::store_uuid(mount).or_code(code)?;
+    control::ask(&uuid, command).or_code(code)?.ok_or_else(|| no_daemon(mount))
 }
 
 /// Nobody answers for a mount.
