@@ -6,14 +6,14 @@
 //!
 //! A panic in a handler drops its reply, which answers EIO, and latches the store read-only.
 
-use super::abi::FS_IOC_SHUTDOWN;
+use super::abi::{FS_IOC_SHUTDOWN, Message as Answer};
 use super::dispatch::{Busy, Dispatcher, Read, Reading, Write};
 use super::encode;
 use super::reply::Reply;
-use super::request::{Body, Dialect, Message, Request, SetattrIn, forgets};
+use super::request::{Body, Dialect, Message, Request, forgets};
 use super::translate::{fallocate_mode, rename_mode, xattr_mode};
 use crate::error::{Error, Result};
-use crate::fs::{Attributes, Caller, Filesystem, ReadData};
+use crate::fs::{Attributes, Filesystem, ReadData};
 use crate::lock::Wait;
 use crate::pool::panic_message;
 use crate::stats::Stats;
@@ -95,11 +95,9 @@ impl Server {
                 result => entry(result, reply),
             },
             Body::Getattr => attributes(self.fs.getattr(node), reply),
-            Body::Statx => match self.fs.getattr(node) {
-                Ok(found) => reply.body(encode::statx(&found).as_slice()),
-                Err(error) => reply.error(&error),
-            },
-            Body::Setattr(setattr) => self.setattr(caller, node, &setattr, reply),
+            Body::Statx => encoded(self.fs.getattr(node), encode::statx, reply),
+            // That set-user-id must go needs no telling: the file system knows when.
+            Body::Setattr(setattr) => attributes(self.fs.setattr(caller, node, &setattr.change), reply),
             Body::Forget { count } => {
                 self.fs.forget(node, count);
                 reply.none();
@@ -131,10 +129,7 @@ impl Server {
         match request.body {
             Body::Create { name, mode, umask } => {
                 let mode = mode & !libc::S_IFMT | libc::S_IFREG;
-                match fs.mknod(caller, node, name, mode, umask, 0) {
-                    Ok(made) => reply.body(encode::created(&made).as_slice()),
-                    Err(error) => reply.error(&error),
-                }
+                encoded(fs.mknod(caller, node, name, mode, umask, 0), encode::created, reply);
             }
             Body::Mknod { name, mode, rdev, umask } => entry(fs.mknod(caller, node, name, mode, umask, rdev), reply),
             Body::Mkdir { name, mode, umask } => entry(fs.mkdir(caller, node, name, mode, umask), reply),
@@ -152,15 +147,9 @@ impl Server {
             },
             Body::Statfs => reply.body(encode::statfs(&fs.statfs()).as_slice()),
             Body::Syncfs => reply.empty(fs.sync()),
-            Body::Tmpfile { mode, umask } => match fs.tmpfile(caller, node, mode, umask) {
-                Ok(made) => reply.body(encode::created(&made).as_slice()),
-                Err(error) => reply.error(&error),
-            },
+            Body::Tmpfile { mode, umask } => encoded(fs.tmpfile(caller, node, mode, umask), encode::created, reply),
             Body::Ioctl { command: FS_IOC_SHUTDOWN, .. } if caller.uid != 0 => reply.failure(libc::EPERM),
-            Body::Ioctl { command: FS_IOC_SHUTDOWN, .. } => match fs.go_down() {
-                Ok(()) => reply.body(encode::ioctl_done().as_slice()),
-                Err(error) => reply.error(&error),
-            },
+            Body::Ioctl { command: FS_IOC_SHUTDOWN, .. } => encoded(fs.go_down(), |()| encode::ioctl_done(), reply),
             Body::Ioctl { .. } => reply.failure(libc::ENOTTY),
             _ => self.handle_attribute(request, reply),
         }
@@ -187,11 +176,6 @@ impl Server {
             }
             _ => reply.failure(libc::ENOSYS),
         }
-    }
-
-    /// That set-user-id must go needs no telling: the file system knows when.
-    fn setattr(&self, caller: &Caller, node: InodeNumber, setattr: &SetattrIn, reply: Reply) {
-        attributes(self.fs.setattr(caller, node, &setattr.change), reply);
     }
 
     fn readdir(&self, node: InodeNumber, offset: u64, size: usize, has_attributes: bool, reply: Reply) {
@@ -234,25 +218,23 @@ impl Reading for ReadReply {
     }
 }
 
-fn entry(result: Result<Attributes>, reply: Reply) {
+fn encoded<T, const N: usize>(result: Result<T>, encode: impl FnOnce(&T) -> Answer<N>, reply: Reply) {
     match result {
-        Ok(attributes) => reply.body(encode::entry(&attributes).as_slice()),
+        Ok(value) => reply.body(encode(&value).as_slice()),
         Err(error) => reply.error(&error),
     }
+}
+
+fn entry(result: Result<Attributes>, reply: Reply) {
+    encoded(result, encode::entry, reply);
 }
 
 fn attributes(result: Result<Attributes>, reply: Reply) {
-    match result {
-        Ok(attributes) => reply.body(encode::attributes(&attributes).as_slice()),
-        Err(error) => reply.error(&error),
-    }
+    encoded(result, encode::attributes, reply);
 }
 
 fn written(result: Result<usize>, reply: Reply) {
-    match result {
-        Ok(bytes) => reply.body(encode::count(bytes).as_slice()),
-        Err(error) => reply.error(&error),
-    }
+    encoded(result, |bytes| encode::count(*bytes), reply);
 }
 
 /// A size of 0 asks how long the value is; a value longer than the size is ERANGE.
