@@ -3,19 +3,15 @@
 
 use crate::content::{assert_same, pattern};
 use crate::mount::{Mount, run, sumfs};
+use crate::promise::write_until_full;
 use rustix::fs::{FallocateFlags, XattrFlags, fallocate, setxattr};
 use rustix::io::Errno;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
 
 const STORE: &str = "48M";
-
-fn available(path: &Path) -> u64 {
-    let status = rustix::fs::statvfs(path).unwrap();
-    status.f_bavail * status.f_frsize
-}
 
 fn sync(path: &Path) {
     let synced = sumfs(&["sync", path.to_str().unwrap()]);
@@ -30,13 +26,8 @@ fn is_done<T>(result: io::Result<T>) -> bool {
     result.is_ok()
 }
 
-/// Fills the store to the last block.
 fn fill(root: &Path) {
-    for (number, piece) in [(1, 1 << 20), (2, 64 << 10), (3, 4096)] {
-        let mut file = File::create(root.join(format!("filler-{number}"))).unwrap();
-        let content = pattern(piece, number);
-        while available(root) > 0 && file.write_all(&content).is_ok() && file.sync_data().is_ok() {}
-    }
+    write_until_full(root);
     sync(root);
 }
 

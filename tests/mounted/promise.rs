@@ -136,13 +136,17 @@ fn one_dd_writes_what_statfs_promised_fresh_and_aged_none() {
 }
 
 /// Fills the store to the last block.
-fn fill_up(root: &Path) {
+pub fn write_until_full(root: &Path) {
     for (number, piece) in [(1, 1 << 20), (2, 64 << 10), (3, 4096)] {
         let mut file = File::create(root.join(format!("filler-{number}"))).unwrap();
         let content = pattern(piece, number);
         // The kernel's cache takes more than fits: what counts is what fsync says.
         while available(root) > 0 && file.write_all(&content).is_ok() && file.sync_data().is_ok() {}
     }
+}
+
+fn fill_up(root: &Path) {
+    write_until_full(root);
     sync(root);
     let left = available(root);
     assert!(left <= 128 << 10, "{left} bytes are still available");
