@@ -123,10 +123,11 @@ struct Context {
 pub struct Dispatcher {
     context: Context,
     threads: ReadingThreads,
+    /// One for each core may be awake.
+    ring_threads: ReadingThreads,
     pool: Pool,
     streams: Arc<Streams>,
     nowait: bool,
-    cores: usize,
     has_other_cores: bool,
 }
 
@@ -148,7 +149,7 @@ impl Dispatcher {
             pool,
             streams: Arc::default(),
             nowait,
-            cores,
+            ring_threads: ReadingThreads::new(cores),
             has_other_cores: cores > reading_threads,
         })
     }
@@ -156,6 +157,11 @@ impl Dispatcher {
     /// Marks the calling reading thread busy while the result lives.
     pub fn enter(&self) -> Option<Busy<'_>> {
         (!turn::is_ring_thread()).then(|| self.threads.enter())
+    }
+
+    /// Marks the calling thread of a ring awake while the result lives.
+    pub fn awake(&self) -> Busy<'_> {
+        self.ring_threads.enter()
     }
 
     /// Reads and calls `done`, now or later.
@@ -232,8 +238,8 @@ impl Dispatcher {
 
     /// Is what the operation was refused for a wait that is shorter than a hand-over?
     fn is_quick(&self, reason: Reason, bytes: usize) -> bool {
-        // The thread of a ring keeps only its own requests from being served, so there always is another core.
-        let has_other_cores = if turn::is_ring_thread() { self.cores > 1 } else { self.has_other_cores };
+        // The thread of a ring keeps only its own requests from being served; the other cores are taken when all others serve too.
+        let has_other_cores = if turn::is_ring_thread() { self.ring_threads.another_is_idle() } else { self.has_other_cores };
         (bytes <= QUICK_BYTES_MAX || !has_other_cores) && self.context.fs.is_quick(reason)
     }
 

@@ -60,6 +60,11 @@ impl Server {
         Server { stats: fs.stats().clone(), fs, dispatcher, dialect }
     }
 
+    /// Marks the calling thread of a ring awake while the result lives.
+    pub fn awake(&self) -> Busy<'_> {
+        self.dispatcher.awake()
+    }
+
     /// Serves one request: counts it, marks the thread busy, survives its panic.
     pub fn serve(&self, message: &Message<'_>, reply: Reply) -> Next {
         let _busy: Option<Busy<'_>> = self.dispatcher.enter();

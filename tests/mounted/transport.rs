@@ -5,20 +5,21 @@ use crate::content::{self, assert_same, pattern};
 use crate::mount::{Mount, require_root_and_fuse, run, scratch};
 use crate::writers::PATIENCE;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::channel;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use sumfs::disk::Disk;
 use sumfs::disk::memory::MemoryDisk;
 use sumfs::disk::over::OverDisk;
 use sumfs::disk::superblock::SUPERBLOCK_BYTES;
 use sumfs::error::Result;
-use sumfs::fs::{Caller, Filesystem, Options, WriteFlags};
+use sumfs::fs::{Caller, Filesystem, Options, WaitInline, WriteFlags};
 use sumfs::fuse::session::{self, SessionOptions, Transport};
 use sumfs::lock::Wait;
 use sumfs::store::{Disks, FormatOptions, format};
@@ -231,8 +232,13 @@ impl OverDisk for TrapDisk {
 /// A store in memory with two files that are not in any cache, and the trap on its device.
 fn trapped_store() -> (Arc<Filesystem>, Arc<AtomicBool>) {
     let is_set = Arc::new(AtomicBool::new(false));
-    let memory = |name: &str, len| -> Arc<dyn Disk> { Arc::new(MemoryDisk::new(name, len)) };
     let device = TrapDisk { inner: MemoryDisk::new("device", 64 << 20), is_set: is_set.clone() };
+    (store_on(device, Options::default()), is_set)
+}
+
+/// A store in memory on this device, with two files that are not in any cache.
+fn store_on(device: impl Disk + 'static, options: Options) -> Arc<Filesystem> {
+    let memory = |name: &str, len| -> Arc<dyn Disk> { Arc::new(MemoryDisk::new(name, len)) };
     let disks = Disks {
         superblock: memory("superblock", SUPERBLOCK_BYTES),
         journal: memory("journal", 2 << 20),
@@ -246,7 +252,69 @@ fn trapped_store() -> (Arc<Filesystem>, Arc<AtomicBool>) {
         fs.write(&Caller::ROOT, made.inode, 0, &pattern(50_000, 3), WriteFlags::default(), Wait::Allowed).unwrap();
     }
     fs.shutdown().unwrap();
-    (Filesystem::open(disks, Options { kernel_caches: true, ..Options::default() }).unwrap(), is_set)
+    Filesystem::open(disks, Options { kernel_caches: true, ..options }).unwrap()
+}
+
+/// A disk that answers no read before so many are waiting.
+#[derive(Debug)]
+struct GatheringDisk {
+    inner: MemoryDisk,
+    to_come: Arc<AtomicUsize>,
+}
+
+impl OverDisk for GatheringDisk {
+    fn below(&self) -> &dyn Disk {
+        &self.inner
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+        let _ = self.to_come.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1));
+        let begin = Instant::now();
+        while self.to_come.load(SeqCst) > 0 {
+            assert!(begin.elapsed() < PATIENCE / 2, "{} reads have not come", self.to_come.load(SeqCst));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.inner.read_at(offset, into)
+    }
+}
+
+#[test]
+fn one_cpu_has_as_many_requests_at_the_device_as_there_are_workers() {
+    const READERS: usize = 14;
+    require_root_and_fuse();
+    let directory = scratch();
+    let mountpoint = directory.path().canonicalize().unwrap();
+    let to_come = Arc::new(AtomicUsize::new(0));
+    let device = GatheringDisk { inner: MemoryDisk::new("device", 64 << 20), to_come: to_come.clone() };
+    let fs = store_on(device, Options { wait_inline: WaitInline::Off, ..Options::default() });
+    let options = SessionOptions { transport: Transport::Uring, handle_signals: false, ..SessionOptions::default() };
+    let (said, ready) = channel();
+    let (served, place) = (fs.clone(), mountpoint.clone());
+    let server = std::thread::spawn(move || session::serve(served, &place, &options, || said.send(()).unwrap()));
+    ready.recv_timeout(PATIENCE).unwrap();
+    to_come.store(READERS, SeqCst);
+    // No file has more than half of the workers.
+    let files = ["a", "b"].map(|name| mountpoint.join(name));
+    ends("reading with many threads on one CPU", move || {
+        std::thread::scope(|scope| {
+            for others in 0..READERS {
+                let file = &files[others % files.len()];
+                while to_come.load(SeqCst) > READERS - others {
+                    std::thread::yield_now();
+                }
+                scope.spawn(move || {
+                    let here = sched_getaffinity(None).unwrap();
+                    let mut one = CpuSet::new();
+                    one.set((0..CpuSet::MAX_CPU).find(|cpu| here.is_set(*cpu)).unwrap());
+                    sched_setaffinity(None, &one).unwrap();
+                    assert_eq!(direct_read(file).unwrap(), 4096);
+                });
+            }
+        });
+    });
+    session::request_unmount(&mountpoint).unwrap();
+    ends("unmounting", move || server.join().unwrap().unwrap());
+    fs.shutdown().unwrap();
 }
 
 fn direct_read(path: &Path) -> io::Result<usize> {

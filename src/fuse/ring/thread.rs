@@ -21,6 +21,11 @@ use std::time::{Duration, Instant};
 /// Answers wait at most about so long for others of their batch.
 const HELD_BACK_MAX: Duration = Duration::from_micros(50);
 
+/// Slots that the kernel gets first: few, because what a large request moves stays in a core's cache only if the memory that it moves
+/// through is used again soon. It gets as many more whenever half of those it has wait for other threads: a slow device wants many
+/// requests at once. (When none is left it is too late: a request that found none waits for the next answer even if slots come.)
+const SLOTS_STEP: usize = 8;
+
 /// Requests from this size on are moved by somebody who does not wait for each: the page cache, or a direct one that the copying
 /// dominates.
 const LARGE_BYTES: usize = 64 << 10;
@@ -41,8 +46,12 @@ pub struct Thread {
     payloads: Vec<Option<Payload>>,
     /// The numbers under which requests are committed, by slot.
     commit_ids: Vec<u64>,
-    /// Slots that the kernel still takes.
+    /// Slots that the kernel has been given.
+    given: usize,
+    /// Slots that it still takes.
     live: usize,
+    /// Slots whose requests are not answered.
+    lent: usize,
     /// Why one was lost although the connection has not ended.
     lost: Option<io::Error>,
     placement: Placement,
@@ -72,18 +81,16 @@ impl Thread {
             server,
             payloads: payloads.into_iter().map(Some).collect(),
             commit_ids: vec![0; depth.into()],
-            live: depth.into(),
+            given: 0,
+            live: 0,
+            lent: 0,
             lost: None,
             placement: Placement::new(number.into()),
             weight: 0,
             copied: Vec::new(),
             answers: Vec::new(),
         };
-        for slot in 0..depth {
-            if let Some(Some(payload)) = thread.payloads.get_mut(usize::from(slot)) {
-                thread.raw.queue_register(slot, payload)?;
-            }
-        }
+        thread.give_slots()?;
         thread.raw.queue_wake(thread.queue.eventfd())?;
         // A slot that is refused says so at once.
         thread.raw.enter(0)?;
@@ -95,18 +102,34 @@ impl Thread {
         }
     }
 
+    /// Gives the kernel more slots, up to all.
+    fn give_slots(&mut self) -> io::Result<()> {
+        for _ in 0..SLOTS_STEP {
+            let Some(Some(payload)) = self.payloads.get_mut(self.given) else { return Ok(()) };
+            self.raw.queue_register(self.given as u16, payload)?;
+            self.given += 1;
+            self.live += 1;
+        }
+        Ok(())
+    }
+
     /// Serves until the connection ends.
     pub fn run(mut self) -> io::Result<()> {
         let mut completed = Vec::new();
+        let server = self.server.clone();
         while self.live > 0 && !self.queue.is_stopped() {
             let may_sleep = self.queue.may_sleep();
             self.raw.enter(usize::from(may_sleep))?;
             self.queue.woke();
+            let _awake = server.awake();
             self.raw.completions(&mut completed);
             self.weight = completed.len();
             self.serve_batch(&mut completed)?;
             self.placement.note(self.weight);
             self.take_answers()?;
+            if self.lent * 2 >= self.live {
+                self.give_slots()?;
+            }
         }
         // With the last slot lost, whoever makes requests on this CPU would wait for ever.
         self.lost.filter(|_| !self.queue.is_stopped()).map_or(Ok(()), Err)
@@ -159,6 +182,7 @@ impl Thread {
         if let Some(commit_id) = self.commit_ids.get_mut(usize::from(slot)) {
             *commit_id = wide_number(&header, COMMIT_ID_START);
         }
+        self.lent += 1;
         let came = payload.get(..number(&header, PAYLOAD_BYTES_START) as usize).unwrap_or_default();
         let is_write = number(&header, 4) == opcode::WRITE;
         let is_read = number(&header, 4) == opcode::READ;
@@ -207,6 +231,7 @@ impl Thread {
                 }
             }
         }
+        self.lent = self.lent.saturating_sub(1);
         let commit_id = self.commit_ids.get(usize::from(slot)).copied().unwrap_or_default();
         self.raw.queue_commit(slot, commit_id, &out_header(commit_id, error, body_bytes as usize), body_bytes)
     }
