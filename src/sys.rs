@@ -353,6 +353,13 @@ pub fn step_back() {
     unsafe { libc::syscall(libc::SYS_ioprio_set, THIS_THREAD, 0, BEST_EFFORT_LOWEST) };
 }
 
+/// The further groups of a process; none for one that is gone or that we may not see.
+pub fn further_groups(process: u32) -> Vec<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let groups = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or_default();
+    groups.split_whitespace().filter_map(|group| group.parse().ok()).collect()
+}
+
 /// Leaves the terminal and the process group of whoever started us.
 pub fn new_session() -> io::Result<()> {
     rustix::process::setsid()?;

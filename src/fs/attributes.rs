@@ -15,21 +15,10 @@ const SGID: u32 = 0o2000;
 const GROUP_EXECUTE: u32 = 0o010;
 const DAY_SECONDS: i64 = 86_400;
 
-/// Clears suid, and sgid where it means a set group id.
-pub(super) fn kill_suid(record: &mut InodeRecord) -> bool {
-    let mut mode = record.mode & !SUID;
-    if mode & GROUP_EXECUTE != 0 {
-        mode &= !SGID;
-    }
-    let changed = mode != record.mode;
-    record.mode = mode;
-    changed
-}
-
-/// The same where the kernel leaves it to us who may keep what: sgid goes altogether if the caller is not of the group.
-pub(super) fn kill_suid_for(caller: &Caller, record: &mut InodeRecord) {
-    kill_suid(record);
-    if caller.gid != record.gid {
+/// Clears suid, and sgid where it means a set group id, or where the caller is not of the group.
+pub(super) fn kill_suid(caller: &Caller, record: &mut InodeRecord) {
+    record.mode &= !SUID;
+    if record.mode & SGID != 0 && (record.mode & GROUP_EXECUTE != 0 || !caller.may_keep_sgid(record.gid)) {
         record.mode &= !SGID;
     }
 }
@@ -67,7 +56,13 @@ impl Filesystem {
         {
             // Times too at once: in memory they would be missing in a commit that has what was done after them (D8).
             let mut state = inode.state.lock();
-            apply(&mut state.record, change);
+            let changed = state.record.changed;
+            apply(caller, &mut state.record, change);
+            let only_kills = *change == SetAttributes { kill_suid: true, ..SetAttributes::default() };
+            if only_kills && self.options.kernel_caches && inode.file.is_some() {
+                // A write that begins: its times come from the kernel.
+                state.record.changed = changed;
+            }
             self.append_inode(&inode, &mut state)?;
         }
         if change.size.is_some() || change.uid.is_some() || change.gid.is_some() {
@@ -120,15 +115,14 @@ impl Filesystem {
     }
 }
 
-fn apply(record: &mut InodeRecord, change: &SetAttributes) {
+fn apply(caller: &Caller, record: &mut InodeRecord, change: &SetAttributes) {
     let time = now();
-    if change.uid.is_some() || change.gid.is_some() {
-        record.uid = change.uid.unwrap_or(record.uid);
-        record.gid = change.gid.unwrap_or(record.gid);
-        if record.kind() != FileKind::Directory {
-            kill_suid(record);
-        }
+    let is_given_away = change.uid.is_some() || change.gid.is_some();
+    if (is_given_away || change.kill_suid) && record.kind() != FileKind::Directory {
+        kill_suid(caller, record);
     }
+    record.uid = change.uid.unwrap_or(record.uid);
+    record.gid = change.gid.unwrap_or(record.gid);
     if let Some(mode) = change.mode {
         record.mode = (record.mode & 0o170_000) | (mode & 0o7777);
     }

@@ -66,7 +66,7 @@ impl Filesystem {
         let mut state = target.inode.state.lock();
         self.note_modified(&mut state.record);
         if caller.uid != 0 {
-            kill_suid(&mut state.record);
+            kill_suid(caller, &mut state.record);
         }
         self.append_inode(target.inode, &mut state)?;
         Ok(done)

@@ -2,7 +2,7 @@
 //! with the new size and a record that the rest is being deleted, which a crash leaves to the next mount.
 
 use super::Filesystem;
-use super::attributes::{kill_suid, kill_suid_for};
+use super::attributes::kill_suid;
 use super::inode::Inode;
 use super::types::{Caller, FallocateMode};
 use crate::cache::{CachedFile, Hold};
@@ -50,9 +50,6 @@ impl Filesystem {
             let time = now();
             state.record.modified = time;
             state.record.changed = time;
-            if caller.uid != 0 {
-                kill_suid(&mut state.record);
-            }
         }
         self.append_inode(inode, &mut state)
     }
@@ -176,7 +173,7 @@ impl Filesystem {
         let mut state = inode.state.lock();
         self.note_modified(&mut state.record);
         if caller.uid != 0 {
-            kill_suid_for(caller, &mut state.record);
+            kill_suid(caller, &mut state.record);
         }
         self.append_inode(&inode, &mut state)
     }

@@ -20,6 +20,11 @@ pub struct Caller {
 impl Caller {
     /// root.
     pub const ROOT: Caller = Caller { uid: 0, gid: 0, pid: 0 };
+
+    /// May it leave set-group-id on a file of this group? Its further groups are not in requests, so its process is asked for them.
+    pub(super) fn may_keep_sgid(&self, group: u32) -> bool {
+        self.uid == 0 || self.gid == group || crate::sys::further_groups(self.pid).contains(&group)
+    }
 }
 
 /// Attributes of an inode.
@@ -63,6 +68,8 @@ pub struct SetAttributes {
     pub accessed: Option<SetTime>,
     pub modified: Option<SetTime>,
     pub changed: Option<Timestamp>,
+    /// Clear suid and sgid: who asks may not keep them.
+    pub kill_suid: bool,
 }
 
 /// What rename does about an existing target.

@@ -24,7 +24,7 @@ impl Filesystem {
     /// Writes all of `data` at `offset`.
     pub fn write(
         &self,
-        _caller: &Caller,
+        caller: &Caller,
         inode: InodeNumber,
         offset: u64,
         data: &[u8],
@@ -48,7 +48,7 @@ impl Filesystem {
             }
             Wait::Allowed => self.write_waiting(&inode, offset, data, flags)?,
         }
-        self.note_written(&inode, flags);
+        self.note_written(caller, &inode, flags);
         self.drop_capability(&inode)?;
         drop(no_waiting);
         if flags.sync {
@@ -131,14 +131,14 @@ impl Filesystem {
         }
     }
 
-    fn note_written(&self, inode: &Arc<Inode>, flags: WriteFlags) {
+    fn note_written(&self, caller: &Caller, inode: &Arc<Inode>, flags: WriteFlags) {
         // With its cache in front the kernel stamps what it takes, and what passes it. Without, mapped pages come from its cache all the
         // same, and nobody else stamps those.
         if !self.options.kernel_caches || flags.kill_suid {
             let mut state = inode.state.lock();
             self.note_modified(&mut state.record);
             if flags.kill_suid {
-                kill_suid(&mut state.record);
+                kill_suid(caller, &mut state.record);
             }
             state.is_dirty = true;
         }

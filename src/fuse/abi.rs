@@ -66,6 +66,8 @@ pub mod fattr {
     pub const MTIME_NOW: u32 = 1 << 8;
     pub const CTIME: u32 = 1 << 10;
     pub const KILL_SUIDGID: u32 = 1 << 11;
+    /// What somebody asked for by name.
+    pub const BY_NAME: u32 = MODE | UID | GID | SIZE | ATIME | MTIME;
 }
 
 /// Command of an IOCTL, `_IOR('X', 125, u32)`: stop now, which ext4, XFS and btrfs each have under a name of their own.

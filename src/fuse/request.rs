@@ -63,7 +63,8 @@ pub enum Body<'a> {
     },
     Getattr,
     Statx,
-    Setattr(SetattrIn),
+    /// Nothing at all is possible and right: who writes, or gives a file to nobody else, takes set-user-id away.
+    Setattr(SetAttributes),
     Readlink,
     Symlink {
         name: &'a [u8],
@@ -170,15 +171,6 @@ pub enum Body<'a> {
     NotifyReply,
     /// Everything that we leave to the kernel: ENOSYS, once.
     Other,
-}
-
-/// A SETATTR.
-#[derive(Clone, Copy, Debug)]
-pub struct SetattrIn {
-    /// What changes; nothing at all is possible and right (the kernel then asks for attributes only).
-    pub change: SetAttributes,
-    /// Set-user-id and set-group-id must go, because of who asks.
-    pub kill_suid: bool,
 }
 
 /// What was agreed on at INIT and changes how requests look.
@@ -343,7 +335,7 @@ fn fsync<'a>(message: &Message<'a>) -> Option<Body<'a>> {
     Some(Body::Fsync { data_only: fixed.u32()? & abi::FSYNC_DATA_ONLY != 0 })
 }
 
-fn setattr(mut fixed: Fields<'_>) -> Option<SetattrIn> {
+fn setattr(mut fixed: Fields<'_>) -> Option<SetAttributes> {
     let valid = fixed.u32()?;
     fixed.skip(12)?;
     let size = fixed.u64()?;
@@ -357,7 +349,7 @@ fn setattr(mut fixed: Fields<'_>) -> Option<SetattrIn> {
     let [accessed, modified, changed] =
         [0, 1, 2].map(|at: usize| Timestamp { seconds: seconds[at], nanoseconds: nanoseconds[at].min(999_999_999) });
     let time = |bit, now_bit, time| has(bit).then(|| if has(now_bit) { SetTime::Now } else { SetTime::To(time) });
-    let change = SetAttributes {
+    Some(SetAttributes {
         mode: has(fattr::MODE).then_some(mode),
         uid: has(fattr::UID).then_some(uid),
         gid: has(fattr::GID).then_some(gid),
@@ -365,8 +357,9 @@ fn setattr(mut fixed: Fields<'_>) -> Option<SetattrIn> {
         accessed: time(fattr::ATIME, fattr::ATIME_NOW, accessed),
         modified: time(fattr::MTIME, fattr::MTIME_NOW, modified),
         changed: has(fattr::CTIME).then_some(changed),
-    };
-    Some(SetattrIn { change, kill_suid: has(fattr::KILL_SUIDGID) })
+        // A chown(2) that names nobody comes without a bit, or with the time of change alone, and so does a write that takes the bits.
+        kill_suid: has(fattr::KILL_SUIDGID) || valid & fattr::BY_NAME == 0,
+    })
 }
 
 fn batch_forget<'a>(message: &Message<'a>) -> Option<Body<'a>> {

@@ -101,8 +101,7 @@ impl Server {
             },
             Body::Getattr => attributes(self.fs.getattr(node), reply),
             Body::Statx => encoded(self.fs.getattr(node), encode::statx, reply),
-            // That set-user-id must go needs no telling: the file system knows when.
-            Body::Setattr(setattr) => attributes(self.fs.setattr(caller, node, &setattr.change), reply),
+            Body::Setattr(change) => attributes(self.fs.setattr(caller, node, &change), reply),
             Body::Forget { count } => {
                 self.fs.forget(node, count);
                 reply.none();

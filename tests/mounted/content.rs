@@ -356,6 +356,18 @@ pub fn set_user_id_is_cleared_by_writes(root: &Path) {
     let given = make("given");
     std::os::unix::fs::chown(&given, Some(1000), Some(1000)).unwrap();
     assert_eq!(mode(&given), 0o777);
+    // Naming neither owner nor group does it too; a directory keeps the bits.
+    let kept = make("kept");
+    std::os::unix::fs::chown(&kept, None, None).unwrap();
+    assert_eq!(mode(&kept), 0o777);
+    std::fs::set_permissions(&kept, std::fs::Permissions::from_mode(0o6767)).unwrap();
+    std::os::unix::fs::chown(&kept, None, None).unwrap();
+    assert_eq!(mode(&kept), 0o2767, "without group execute it is no set-group-id");
+    let directory = root.join("directory");
+    std::fs::create_dir(&directory).unwrap();
+    std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o6777)).unwrap();
+    std::os::unix::fs::chown(&directory, None, None).unwrap();
+    assert_eq!(mode(&directory), 0o6777);
 }
 
 /// statfs and st_blocks follow what is written and removed.

@@ -113,7 +113,7 @@ fn many_forgets() {
     assert!(Request::decode(&Message::whole(&too_many).unwrap(), Dialect::default()).is_none());
 }
 
-fn setattr_of(valid: u32) -> SetattrIn {
+fn setattr_of(valid: u32) -> SetAttributes {
     let mut body = fields(&[valid.into(), 1, 12345, 0]);
     [-7i64, i64::MIN, i64::MAX].iter().for_each(|seconds| body.extend(seconds.to_ne_bytes()));
     [5u32, 999_999_999, u32::MAX, 0o644, 0, 1, 2, 0].iter().for_each(|word| body.extend(word.to_ne_bytes()));
@@ -126,8 +126,12 @@ fn setattr_of(valid: u32) -> SetattrIn {
 
 #[test]
 fn setattr_sets_what_its_bits_say() {
-    let nothing = setattr_of(0);
-    assert_eq!((nothing.change, nothing.kill_suid), (SetAttributes::default(), false));
+    let only_kills = SetAttributes { kill_suid: true, ..SetAttributes::default() };
+    assert_eq!(setattr_of(0), only_kills);
+    assert_eq!(SetAttributes { changed: None, ..setattr_of(fattr::CTIME) }, only_kills);
+    for named in [fattr::MODE, fattr::UID, fattr::GID, fattr::SIZE, fattr::ATIME, fattr::MTIME | fattr::CTIME] {
+        assert_eq!((setattr_of(named).kill_suid, setattr_of(named | fattr::KILL_SUIDGID).kill_suid), (false, true));
+    }
     let time = |seconds, nanoseconds| Timestamp { seconds, nanoseconds };
     let all = setattr_of(!(fattr::ATIME_NOW | fattr::MTIME_NOW));
     let expected = SetAttributes {
@@ -138,9 +142,10 @@ fn setattr_sets_what_its_bits_say() {
         accessed: Some(SetTime::To(time(-7, 5))),
         modified: Some(SetTime::To(time(i64::MIN, 999_999_999))),
         changed: Some(time(i64::MAX, 999_999_999)),
+        kill_suid: true,
     };
-    assert_eq!((all.change, all.kill_suid), (expected, true));
-    let now = setattr_of(fattr::ATIME | fattr::ATIME_NOW | fattr::MTIME_NOW).change;
+    assert_eq!(all, expected);
+    let now = setattr_of(fattr::ATIME | fattr::ATIME_NOW | fattr::MTIME_NOW);
     assert_eq!((now.accessed, now.modified), (Some(SetTime::Now), None));
 }
 

@@ -242,6 +242,15 @@ fn writes_and_owners_clear_setuid() {
             no_value(fs.setattr(&CALLER, inode, &change)).unwrap();
         })
     };
+    // No process has the number 0, so neither has further groups.
+    let stranger = Caller { uid: 9, gid: 9, pid: 0 };
+    let member = Caller { gid: 0, ..stranger };
+    let by = |caller: Caller, change: SetAttributes| -> Act {
+        let fs = fs.clone();
+        Box::new(move |file| no_value(fs.setattr(&caller, file, &change)).unwrap())
+    };
+    let kills = SetAttributes { kill_suid: true, ..SetAttributes::default() };
+    let cuts = SetAttributes { size: Some(0), ..kills };
     let rows: Vec<(&str, u32, Act, u32)> = vec![
         ("a write that must", 0o6755, write(kill), 0o755),
         ("a write that need not", 0o6755, write(WriteFlags::default()), 0o6755),
@@ -249,6 +258,12 @@ fn writes_and_owners_clear_setuid() {
         ("chown", 0o6755, own(Some(3), None), 0o755),
         ("chgrp", 0o6755, own(None, Some(3)), 0o755),
         ("chown; setgid without group execute", 0o6744, own(Some(4), None), 0o2744),
+        ("chown to nobody else", 0o6755, by(stranger, kills), 0o755),
+        ("chown to nobody else; setgid without group execute", 0o6744, by(CALLER, kills), 0o2744),
+        ("the same by a member", 0o6744, by(member, kills), 0o2744),
+        ("the same by a stranger", 0o6744, by(stranger, kills), 0o744),
+        ("a truncation that must", 0o6755, by(stranger, cuts), 0o755),
+        ("a truncation that need not", 0o6755, by(CALLER, SetAttributes { size: Some(0), ..SetAttributes::default() }), 0o6755),
     ];
     for (call, mode, act, expected) in rows {
         let file = tree.fs.mknod(&CALLER, ROOT, call.as_bytes(), REGULAR | mode, 0, 0).unwrap().inode;
@@ -258,6 +273,7 @@ fn writes_and_owners_clear_setuid() {
     let directory = tree.fs.mkdir(&CALLER, ROOT, b"d", 0o2755, 0).unwrap().inode;
     tree.fs.setattr(&CALLER, directory, &SetAttributes { mode: Some(0o6755), ..SetAttributes::default() }).unwrap();
     own(Some(3), Some(3))(directory);
+    by(CALLER, kills)(directory);
     assert_eq!(tree.attributes(directory).mode & 0o7777, 0o6755, "a directory keeps them");
     tree.close();
 }
