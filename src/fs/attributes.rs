@@ -63,7 +63,11 @@ impl Filesystem {
                 // A write that begins: its times come from the kernel.
                 state.record.changed = changed;
             }
-            self.append_inode(&inode, &mut state)?;
+            let mut batch = Batch::new();
+            if change.mode.is_some() {
+                self.follow_mode(&mut batch, inode.number, &state)?;
+            }
+            self.append_with_inode(batch, &inode, &mut state)?;
         }
         if change.size.is_some() || change.uid.is_some() || change.gid.is_some() {
             self.drop_capability(&inode)?;
@@ -73,10 +77,13 @@ impl Filesystem {
 
     /// Appends the inode's record as it is.
     pub(super) fn append_inode(&self, inode: &Inode, state: &mut InodeState) -> Result<()> {
+        self.append_with_inode(Batch::new(), inode, state)
+    }
+
+    fn append_with_inode(&self, mut batch: Batch, inode: &Inode, state: &mut InodeState) -> Result<()> {
         if state.is_gone {
             return Ok(());
         }
-        let mut batch = Batch::new();
         batch.put(schema::inode(inode.number), state.record.encode());
         state.sequence = self.meta.append(batch)?;
         state.is_dirty = false;

@@ -4,6 +4,7 @@
 //! Who may wait for what: before any lock, an operation waits for room in journal and dirty limit (`begin_changing`). A commit
 //! (`sync.rs`) takes no range lock and no Names lock, so these may be held while waiting for one.
 
+mod acl;
 mod attributes;
 mod background;
 mod clone;

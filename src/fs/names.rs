@@ -1,6 +1,7 @@
 //! Names: lookup, create, link, unlink, rename. Changes of the tree happen one at a time (lock rank Names) and are one batch
 //! each. An entry has two records, by name and by cookie; an inode knows its first link, further ones have records.
 
+use super::acl::Inherited;
 use super::inode::{Inode, InodeState, lock_states};
 use super::tmpfile::{is_never_named, name_first};
 use super::types::{Attributes, Caller};
@@ -20,8 +21,11 @@ pub const LINKS_MAX: u32 = 65_000;
 const SETGID: u32 = 0o2000;
 
 /// What a new inode is to be.
+#[derive(Clone, Copy)]
 pub(super) struct NewInode<'a> {
     pub(super) mode: u32,
+    /// Bits that its mode loses, unless its directory has a list for what is made in it.
+    pub(super) umask: u32,
     pub(super) rdev: u32,
     pub(super) target: Option<&'a [u8]>,
 }
@@ -63,13 +67,13 @@ impl Filesystem {
         if matches!(FileKind::from_mode(mode), None | Some(FileKind::Directory | FileKind::Symlink)) {
             return Err(Error::Invalid("no such kind of node"));
         }
-        self.create(caller, parent, name, &NewInode { mode: mode & !umask, rdev, target: None })
+        self.create(caller, parent, name, &NewInode { mode, umask: umask & 0o777, rdev, target: None })
     }
 
     /// Creates a directory.
     pub fn mkdir(&self, caller: &Caller, parent: InodeNumber, name: &[u8], mode: u32, umask: u32) -> Result<Attributes> {
-        let mode = FileKind::Directory.mode_bits() | (mode & 0o7777 & !umask);
-        self.create(caller, parent, name, &NewInode { mode, rdev: 0, target: None })
+        let mode = FileKind::Directory.mode_bits() | (mode & 0o7777);
+        self.create(caller, parent, name, &NewInode { mode, umask: umask & 0o777, rdev: 0, target: None })
     }
 
     /// Creates a symbolic link.
@@ -81,7 +85,7 @@ impl Filesystem {
             return Err(Error::NameTooLong);
         }
         let mode = FileKind::Symlink.mode_bits() | 0o777;
-        self.create(caller, parent, name, &NewInode { mode, rdev: 0, target: Some(target) })
+        self.create(caller, parent, name, &NewInode { mode, umask: 0, rdev: 0, target: Some(target) })
     }
 
     fn create(&self, caller: &Caller, parent: InodeNumber, name: &[u8], new: &NewInode<'_>) -> Result<Attributes> {
@@ -96,8 +100,9 @@ impl Filesystem {
         let kind = FileKind::from_mode(new.mode).unwrap_or(FileKind::Regular);
         let mut state = directory.state.lock();
         check_alive(&state)?;
-        let record = new_record(caller, parent, &state.record, new, now());
+        let (mut record, inherited) = self.new_record(caller, parent, &state, new, now())?;
         let mut batch = Batch::new();
+        inherited.put(&mut batch, number, &mut record);
         add_entry(&mut batch, parent, &mut state.record, name, number, kind, record.cookie);
         if kind == FileKind::Directory {
             state.record.links += 1;
@@ -116,6 +121,21 @@ impl Filesystem {
         self.table.add_lookup(number);
         self.table.insert(inode.clone());
         Ok(inode.attributes())
+    }
+
+    /// The record of something new in a directory, and the lists that go with it.
+    pub(super) fn new_record(
+        &self,
+        caller: &Caller,
+        parent: InodeNumber,
+        directory: &InodeState,
+        new: &NewInode<'_>,
+        time: Timestamp,
+    ) -> Result<(InodeRecord, Inherited)> {
+        let mut new = *new;
+        let inherited = self.inherit(parent, directory, &mut new.mode, new.umask)?;
+        new.umask = 0;
+        Ok((bare_record(caller, parent, &directory.record, &new, time), inherited))
     }
 
     /// Gives `inode` one more name; its count of lookups rises by one.
@@ -314,7 +334,8 @@ pub(super) fn check_new_name(name: &[u8]) -> Result<()> {
     }
 }
 
-pub(super) fn new_record(
+/// The record of a new inode; what it inherits is not in it.
+pub(super) fn bare_record(
     caller: &Caller,
     parent: InodeNumber,
     directory: &InodeRecord,
@@ -323,8 +344,9 @@ pub(super) fn new_record(
 ) -> InodeRecord {
     let is_directory = FileKind::from_mode(new.mode) == Some(FileKind::Directory);
     let inherits = directory.mode & SETGID != 0;
+    let mode = new.mode & !new.umask;
     InodeRecord {
-        mode: if inherits && is_directory { new.mode | SETGID } else { new.mode },
+        mode: if inherits && is_directory { mode | SETGID } else { mode },
         uid: caller.uid,
         gid: if inherits { directory.gid } else { caller.gid },
         links: if is_directory { 2 } else { 1 },

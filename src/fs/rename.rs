@@ -3,7 +3,7 @@
 use super::Filesystem;
 use super::inode::{Inode, InodeState, lock_states};
 use super::names::{
-    NewInode, add_entry, check_alive, check_name, check_new_name, lose_subdirectory, new_record, orphan, remove_entry, touch,
+    NewInode, add_entry, bare_record, check_alive, check_name, check_new_name, lose_subdirectory, orphan, remove_entry, touch,
 };
 use super::types::{Caller, RenameMode};
 use crate::clock::now;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// Directories in each other above one that something moves to, before they are taken for a circle.
 const DEPTH_MAX: usize = 1_000_000;
 /// A character device without permissions, number 0/0: what union mounts take for "no such name".
-const WHITEOUT: NewInode<'static> = NewInode { mode: FileKind::CharDevice.mode_bits(), rdev: 0, target: None };
+const WHITEOUT: NewInode<'static> = NewInode { mode: FileKind::CharDevice.mode_bits(), umask: 0, rdev: 0, target: None };
 
 /// One end of a rename.
 struct End<'a> {
@@ -152,7 +152,7 @@ impl Filesystem {
     /// What stays where the source was.
     fn leave_whiteout(&self, batch: &mut Batch, from: &End<'_>, state: &mut InodeState, owner: &Caller, time: Timestamp) {
         let (number, parent) = (self.meta.new_inode_number(), from.directory.number);
-        let record = new_record(owner, parent, &state.record, &WHITEOUT, time);
+        let record = bare_record(owner, parent, &state.record, &WHITEOUT, time);
         add_entry(batch, parent, &mut state.record, from.name, number, FileKind::CharDevice, record.cookie);
         batch.put(schema::inode(number), record.encode());
     }

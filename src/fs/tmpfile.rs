@@ -3,7 +3,7 @@
 
 use super::Filesystem;
 use super::inode::Inode;
-use super::names::{NewInode, check_alive, new_record};
+use super::names::{NewInode, check_alive};
 use super::types::{Attributes, Caller};
 use crate::cache::CachedFile;
 use crate::clock::now;
@@ -19,16 +19,18 @@ impl Filesystem {
     pub fn tmpfile(&self, caller: &Caller, parent: InodeNumber, mode: u32, umask: u32) -> Result<Attributes> {
         self.begin_creating()?;
         let directory = self.directory(parent)?;
-        let new = NewInode { mode: FileKind::Regular.mode_bits() | (mode & 0o7777 & !umask), rdev: 0, target: None };
-        let mut record = {
+        let mode = FileKind::Regular.mode_bits() | (mode & 0o7777);
+        let new = NewInode { mode, umask: umask & 0o777, rdev: 0, target: None };
+        let (mut record, inherited) = {
             let state = directory.state.lock();
             check_alive(&state)?;
-            new_record(caller, parent, &state.record, &new, now())
+            self.new_record(caller, parent, &state, &new, now())?
         };
         record.links = 0;
         record.flags |= INODE_NEVER_NAMED;
         let number = self.meta.new_inode_number();
         let mut batch = Batch::new();
+        inherited.put(&mut batch, number, &mut record);
         batch.put(schema::inode(number), record.encode());
         batch.put(schema::orphan(number), OrphanRecord::Unlinked.encode());
         let sequence = self.meta.append(batch)?;

@@ -97,6 +97,8 @@ pub enum XattrMode {
     Any,
     Create,
     Replace,
+    /// `Any`, for an access control list: set-group-id goes, because whoever sets the list is not of the group.
+    ClearSgid,
 }
 
 /// Modes of fallocate.
@@ -198,6 +200,8 @@ pub struct Options {
     pub read_order: ReadOrder,
     /// Access times.
     pub access_times: AccessTimes,
+    /// Access control lists are stored and inherited; the kernel obeys them.
+    pub acl: bool,
     /// The kernel caches the same pages: keep nothing clean here.
     pub kernel_caches: bool,
     /// Threads for writeback, commit, apply, reaping. Without them all that happens inline, in calls.
@@ -215,6 +219,7 @@ impl Default for Options {
             checksum_inline_max_bytes: usize::MAX,
             read_order: ReadOrder::Submitted,
             access_times: AccessTimes::Relatime,
+            acl: true,
             kernel_caches: false,
             background: true,
         }

@@ -1,12 +1,13 @@
 //! Extended attributes: one record each, 64 KiB at most. The inode's flag says whether there are any, so that the common question
 //! for one that has none costs no lookup.
 
+use super::acl;
 use super::inode::{Inode, InodeState};
 use super::types::{Caller, XattrMode};
 use super::{Filesystem, NAME_BYTES_MAX};
 use crate::clock::now;
 use crate::error::{Error, Result};
-use crate::meta::records::INODE_HAS_XATTRS;
+use crate::meta::records::{INODE_HAS_XATTRS, InodeRecord};
 use crate::meta::{Batch, schema};
 use crate::units::InodeNumber;
 
@@ -15,7 +16,11 @@ const VALUE_BYTES_MAX: usize = 64 << 10;
 
 const CAPABILITY: &[u8] = b"security.capability";
 
-fn check_name(name: &[u8]) -> Result<()> {
+/// `has_lists`: access control lists are no foreign attributes.
+fn check_name(name: &[u8], has_lists: bool) -> Result<()> {
+    if has_lists && acl::is_name(name) {
+        return Ok(());
+    }
     if name.is_empty() || name.len() > NAME_BYTES_MAX {
         return Err(Error::Invalid("an attribute name of no or too many bytes"));
     }
@@ -30,7 +35,10 @@ fn check_name(name: &[u8]) -> Result<()> {
 impl Filesystem {
     /// Sets an attribute.
     pub fn setxattr(&self, _caller: &Caller, inode: InodeNumber, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
-        check_name(name)?;
+        check_name(name, self.options.acl)?;
+        if acl::is_name(name) {
+            return self.set_acl(inode, name, value, mode == XattrMode::ClearSgid);
+        }
         if value.len() > VALUE_BYTES_MAX {
             return Err(Error::ValueTooLarge);
         }
@@ -44,7 +52,7 @@ impl Filesystem {
             (XattrMode::Replace, false) => return Err(Error::NoXattr),
             _ => {}
         }
-        if !exists && has_any(&state) && self.names_bytes(inode.number)? + name.len() + 1 > VALUE_BYTES_MAX {
+        if !exists && has_any(&state) && self.bytes_with(inode.number, name)? > VALUE_BYTES_MAX {
             return Err(Error::NoSpace);
         }
         let mut batch = Batch::new();
@@ -54,9 +62,49 @@ impl Filesystem {
         self.append_states(batch, [(inode.number, &mut state)])
     }
 
+    /// Sets an access control list and the mode that goes with it, in one batch.
+    fn set_acl(&self, inode: InodeNumber, name: &[u8], value: &[u8], kills_sgid: bool) -> Result<()> {
+        self.begin_creating()?;
+        let inode = self.inode(inode)?;
+        let mut state = inode.state.lock();
+        let mut record = state.record.clone();
+        let stored = acl::set(&mut record, name, value, kills_sgid)?;
+        let key = schema::xattr(inode.number, name);
+        let mut batch = Batch::new();
+        match stored {
+            Some(list) => {
+                if self.bytes_with(inode.number, name)? > VALUE_BYTES_MAX {
+                    return Err(Error::NoSpace);
+                }
+                batch.put(key, list);
+                record.flags |= INODE_HAS_XATTRS;
+            }
+            None => self.delete_xattr(&mut batch, inode.number, name, &mut record)?,
+        }
+        record.changed = now();
+        state.record = record;
+        self.append_states(batch, [(inode.number, &mut state)])
+    }
+
+    /// Deletes an attribute that may be there, and clears the flag if it was the last one.
+    fn delete_xattr(&self, batch: &mut Batch, inode: InodeNumber, name: &[u8], record: &mut InodeRecord) -> Result<()> {
+        if record.flags & INODE_HAS_XATTRS == 0 {
+            return Ok(());
+        }
+        let (mut is_there, mut others) = (false, 0);
+        self.each_xattr(inode, &mut |found| if found == name { is_there = true } else { others += 1 })?;
+        if is_there {
+            batch.delete(schema::xattr(inode, name));
+        }
+        if others == 0 {
+            record.flags &= !INODE_HAS_XATTRS;
+        }
+        Ok(())
+    }
+
     /// The value of an attribute.
     pub fn getxattr(&self, inode: InodeNumber, name: &[u8]) -> Result<Vec<u8>> {
-        check_name(name)?;
+        check_name(name, self.options.acl)?;
         let found = self.inode(inode)?;
         if !has_any(&found.state.lock()) {
             return Err(Error::NoXattr);
@@ -72,29 +120,28 @@ impl Filesystem {
         }
         let mut list = Vec::new();
         self.each_xattr(inode, &mut |name| {
-            list.extend_from_slice(name);
-            list.push(0);
+            if self.options.acl || !acl::is_name(name) {
+                list.extend_from_slice(name);
+                list.push(0);
+            }
         })?;
         Ok(list)
     }
 
     /// Removes an attribute.
     pub fn removexattr(&self, _caller: &Caller, inode: InodeNumber, name: &[u8]) -> Result<()> {
-        check_name(name)?;
+        check_name(name, self.options.acl)?;
+        if acl::is_name(name) {
+            return self.set_acl(inode, name, &[], false);
+        }
         self.begin_changing()?;
         let inode = self.inode(inode)?;
-        let key = schema::xattr(inode.number, name);
         let mut state = inode.state.lock();
-        if !has_any(&state) || self.meta.get(&key)?.is_none() {
+        if !has_any(&state) || self.meta.get(&schema::xattr(inode.number, name))?.is_none() {
             return Err(Error::NoXattr);
         }
-        let mut count = 0;
-        self.each_xattr(inode.number, &mut |_| count += 1)?;
         let mut batch = Batch::new();
-        batch.delete(key);
-        if count == 1 {
-            state.record.flags &= !INODE_HAS_XATTRS;
-        }
+        self.delete_xattr(&mut batch, inode.number, name, &mut state.record)?;
         state.record.changed = now();
         self.append_states(batch, [(inode.number, &mut state)])
     }
@@ -110,9 +157,10 @@ impl Filesystem {
         }
     }
 
-    fn names_bytes(&self, inode: InodeNumber) -> Result<usize> {
-        let mut bytes = 0;
-        self.each_xattr(inode, &mut |name| bytes += name.len() + 1)?;
+    /// Length of the list of names that has this one, too.
+    fn bytes_with(&self, inode: InodeNumber, name: &[u8]) -> Result<usize> {
+        let mut bytes = name.len() + 1;
+        self.each_xattr(inode, &mut |other| bytes += if other == name { 0 } else { other.len() + 1 })?;
         Ok(bytes)
     }
 

@@ -24,8 +24,19 @@ pub struct Agreed {
     pub over_rings: bool,
 }
 
+/// What of it is ours to choose.
+#[derive(Clone, Copy, Debug)]
+pub struct Wishes {
+    /// Who caches writes first.
+    pub cache: CacheMode,
+    /// Requests shall come over io_uring, if the kernel offers that.
+    pub over_rings: bool,
+    /// The kernel shall ask for access control lists and obey them.
+    pub acl: bool,
+}
+
 /// The connection flags that we want; what the kernel does not offer is left out.
-pub fn wanted_flags(cache: CacheMode) -> InitFlags {
+pub fn wanted_flags(wishes: &Wishes) -> InitFlags {
     let wanted = InitFlags::FUSE_HANDLE_KILLPRIV_V2
         | InitFlags::FUSE_ASYNC_DIO
         | InitFlags::FUSE_PARALLEL_DIROPS
@@ -41,19 +52,20 @@ pub fn wanted_flags(cache: CacheMode) -> InitFlags {
         | InitFlags::FUSE_SETXATTR_EXT
         // An abort from outside then ends the session with ECONNABORTED: only then is the dead mount still ours to remove.
         | InitFlags::FUSE_ABORT_ERROR;
-    match cache {
+    let wanted = if wishes.acl { wanted | InitFlags::FUSE_POSIX_ACL } else { wanted };
+    match wishes.cache {
         CacheMode::Writeback => wanted | InitFlags::FUSE_WRITEBACK_CACHE,
         CacheMode::None => wanted,
     }
 }
 
-/// Answers INIT, which waits on `device`. `over_rings`: requests shall come over io_uring, if the kernel offers that.
-pub fn introduce(device: OwnedFd, cache: CacheMode, over_rings: bool) -> io::Result<Agreed> {
+/// Answers INIT, which waits on `device`.
+pub fn introduce(device: OwnedFd, wishes: Wishes) -> io::Result<Agreed> {
     let flags = Arc::new(Mutex::new(InitFlags::empty()));
     let mut config = Config::default();
     // Who may enter is the kernel's business (allow_other), not the library's.
     config.acl = SessionACL::All;
-    let session = Session::from_fd(Introduction { cache, over_rings, flags: flags.clone() }, device, SessionACL::All, config)?;
+    let session = Session::from_fd(Introduction { wishes, flags: flags.clone() }, device, SessionACL::All, config)?;
     let device = session.as_fd().try_clone_to_owned()?;
     let flags = *flags.lock();
     let dialect = Dialect { setxattr_ext: flags.contains(InitFlags::FUSE_SETXATTR_EXT) };
@@ -62,20 +74,19 @@ pub fn introduce(device: OwnedFd, cache: CacheMode, over_rings: bool) -> io::Res
 
 /// As much of a file system as the library must see.
 struct Introduction {
-    cache: CacheMode,
-    over_rings: bool,
+    wishes: Wishes,
     flags: Arc<Mutex<InitFlags>>,
 }
 
 impl fuser::Filesystem for Introduction {
     fn init(&mut self, _request: &fuser::Request, config: &mut KernelConfig) -> io::Result<()> {
         let refused = |what: &str| io::Error::other(format!("the FUSE library refused {what}"));
-        let wanted = wanted_flags(self.cache);
+        let wanted = wanted_flags(&self.wishes);
         let missing = wanted.difference(config.capabilities());
         if !missing.is_empty() {
             tracing::info!("this kernel's FUSE lacks {missing:?}: slower, nothing else");
         }
-        let rings = if self.over_rings { InitFlags::FUSE_OVER_IO_URING } else { InitFlags::empty() };
+        let rings = if self.wishes.over_rings { InitFlags::FUSE_OVER_IO_URING } else { InitFlags::empty() };
         let agreed = (wanted | rings).intersection(config.capabilities());
         config.add_capabilities(agreed).map_err(|_| refused("the connection flags"))?;
         config.set_max_write(REQUEST_BYTES_MAX as u32).map_err(|_| refused("max_write"))?;
@@ -103,13 +114,12 @@ mod tests {
             | InitFlags::FUSE_ALLOW_IDMAP
             | InitFlags::FUSE_OVER_IO_URING;
         for cache in [CacheMode::Writeback, CacheMode::None] {
-            assert!(wanted_flags(cache).intersection(never).is_empty());
+            for acl in [false, true] {
+                let wanted = wanted_flags(&Wishes { cache, acl, over_rings: true });
+                assert!(wanted.intersection(never).is_empty());
+                assert_eq!(wanted.contains(InitFlags::FUSE_WRITEBACK_CACHE), cache == CacheMode::Writeback);
+                assert_eq!(wanted.contains(InitFlags::FUSE_POSIX_ACL), acl);
+            }
         }
-    }
-
-    #[test]
-    fn only_the_writeback_mode_wants_the_writeback_cache() {
-        assert!(wanted_flags(CacheMode::Writeback).contains(InitFlags::FUSE_WRITEBACK_CACHE));
-        assert!(!wanted_flags(CacheMode::None).contains(InitFlags::FUSE_WRITEBACK_CACHE));
     }
 }

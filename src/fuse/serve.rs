@@ -165,8 +165,8 @@ impl Server {
         match request.body {
             Body::Getxattr { name, size } => xattr(fs.getxattr(node, name), size, reply),
             Body::Listxattr { size } => xattr(fs.listxattr(node), size, reply),
-            Body::Setxattr { name, value, flags, kills_sgid: _ } => {
-                reply.empty(xattr_mode(flags).and_then(|mode| fs.setxattr(caller, node, name, value, mode)));
+            Body::Setxattr { name, value, flags, kills_sgid } => {
+                reply.empty(xattr_mode(flags, kills_sgid).and_then(|mode| fs.setxattr(caller, node, name, value, mode)));
             }
             Body::Removexattr { name } => reply.empty(fs.removexattr(caller, node, name)),
             Body::Fallocate { offset, length, mode } => {

@@ -9,7 +9,7 @@
 
 use super::device::{self, Channel};
 use super::dispatch::Dispatcher;
-use super::handshake::{self, Agreed};
+use super::handshake::{self, Agreed, Wishes};
 use super::ring::switch::SwitchedOn;
 use super::ring::{self, OnDeath, Rings};
 use super::serve::{self, Server};
@@ -147,7 +147,8 @@ pub fn serve(fs: Arc<Filesystem>, mountpoint: &Path, options: &SessionOptions, r
     let switched_on = rings_possible(options.transport)?;
     let descriptor = sys::mount_fuse(&request)?;
     let removed = |doing: &'static str| |error| remove_mount(&mountpoint, doing, error);
-    let introduced = handshake::introduce(descriptor, options.cache, switched_on.is_some());
+    let wishes = Wishes { cache: options.cache, over_rings: switched_on.is_some(), acl: fs.options().acl };
+    let introduced = handshake::introduce(descriptor, wishes);
     drop(switched_on);
     let agreed = introduced.map_err(removed("starting the FUSE session"))?;
     // Without its number (unmounted already, or no /proc) the mount works, with the kernel's default knobs.

@@ -66,9 +66,10 @@ pub fn rename_mode(flags: u32, caller: Caller) -> Result<RenameMode, Error> {
     }
 }
 
-/// The flags of setxattr(2).
-pub fn xattr_mode(flags: u32) -> Result<XattrMode, Error> {
+/// The flags of setxattr(2), and whether it takes set-group-id away.
+pub fn xattr_mode(flags: u32, kills_sgid: bool) -> Result<XattrMode, Error> {
     match flags.cast_signed() {
+        0 if kills_sgid => Ok(XattrMode::ClearSgid),
         0 => Ok(XattrMode::Any),
         libc::XATTR_CREATE => Ok(XattrMode::Create),
         libc::XATTR_REPLACE => Ok(XattrMode::Replace),

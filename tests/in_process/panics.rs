@@ -17,7 +17,7 @@ use sumfs::error::Result;
 use sumfs::fs::{Caller, Filesystem, Options, ReadFlags, WaitInline, WriteFlags};
 use sumfs::fuse::device::{self, Channel};
 use sumfs::fuse::dispatch::Dispatcher;
-use sumfs::fuse::handshake;
+use sumfs::fuse::handshake::{self, Wishes};
 use sumfs::fuse::serve::Server;
 use sumfs::fuse::session::CacheMode;
 use sumfs::lock::Wait;
@@ -230,7 +230,7 @@ fn serve(fs: &Arc<Filesystem>) -> (Kernel, JoinHandle<std::io::Result<()>>) {
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut kernel = Kernel { socket, unique: 0 };
     kernel.send(Kernel::INIT, 0, &[&words(&[7, 36, 1 << 20, 0]), &[0; 48]]);
-    let agreed = handshake::introduce(theirs, CacheMode::None, false).unwrap();
+    let agreed = handshake::introduce(theirs, Wishes { cache: CacheMode::None, over_rings: false, acl: true }).unwrap();
     assert_eq!(kernel.receive("INIT").0, 0);
     // As if there were a second reading thread, so that `Idle` means this one.
     let dispatcher = Dispatcher::new(fs.clone(), 2, 2, true).unwrap();

@@ -1,6 +1,7 @@
 //! POSIX at the level of [`Filesystem`], without the kernel: what each call answers and changes. Tables where there is a table.
 //! Permissions are not here: the kernel checks them (`default_permissions`).
 
+mod acl;
 mod attributes;
 mod copies;
 mod names;

@@ -1,6 +1,7 @@
 //! Tests of the whole program: the built binary, the kernel, a mount. They need root and /dev/fuse.
 
 mod access_times;
+mod acl;
 mod applications;
 mod cli;
 mod content;

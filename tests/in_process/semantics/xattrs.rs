@@ -28,9 +28,9 @@ fn misuse_has_the_right_error() {
         ("create of an existing one", set(b"user.a", b"2", XattrMode::Create), Error::Exists),
         ("replace of a missing one", set(b"user.b", b"2", XattrMode::Replace), Error::NoXattr),
         ("a value of 64 KiB and a byte", set(b"user.b", &[0; 65_537], XattrMode::Any), Error::ValueTooLarge),
-        ("a foreign namespace", set(b"system.posix_acl_access", b"", XattrMode::Any), Error::Unsupported),
+        ("a foreign namespace", set(b"system.nfs4_acl", b"", XattrMode::Any), Error::Unsupported),
         ("no namespace", set(b"plain", b"", XattrMode::Any), Error::Unsupported),
-        ("get in a foreign namespace", no_value(fs.getxattr(file, b"system.posix_acl_access")), Error::Unsupported),
+        ("get in a foreign namespace", no_value(fs.getxattr(file, b"system.nfs4_acl")), Error::Unsupported),
     ];
     assert_failures(table);
     // Names longer than 255 bytes are ERANGE in the kernel and never come here.
