@@ -49,7 +49,7 @@ pub struct FuseMount<'a> {
     pub source: &'a str,
     /// May users other than the one who mounts use it?
     pub allow_other: bool,
-    /// `RDONLY`, `NOSUID`, `NODEV`, `NOEXEC`, `NOATIME`, `SYNCHRONOUS`.
+    /// `RDONLY`, `NOSUID`, `NODEV`, `NOEXEC`, `NOATIME`, `NODIRATIME`, `SYNCHRONOUS`.
     pub flags: MountFlags,
 }
 

@@ -137,6 +137,7 @@ fn session_options(plan: &Plan) -> SessionOptions {
         dev: options.dev,
         exec: options.exec,
         noatime: matches!(options.filesystem.access_times, AccessTimes::Noatime),
+        nodiratime: options.filesystem.nodiratime,
         synchronous: options.synchronous,
         source: options.source_name.clone().unwrap_or_else(|| plan.store.to_string_lossy().into_owned()),
         threads: options.threads,

@@ -10,7 +10,7 @@ use crate::sys::MountFlags;
 use std::path::PathBuf;
 
 /// Our options and one line about each.
-pub const OPTIONS: [(&str, &str); 18] = [
+pub const OPTIONS: [(&str, &str); 19] = [
     ("ro | rw", "read-only changes no byte of the store"),
     ("cache=writeback|none", "who holds written data first: the kernel's page cache, or the daemon"),
     ("cache-size=SIZE", "memory for the daemon's caches (256M)"),
@@ -26,6 +26,7 @@ pub const OPTIONS: [(&str, &str); 18] = [
         "reversed: large reads are verified and answered the wrong way round, for comparison (submitted)",
     ),
     ("noatime | relatime | strictatime", "when reading updates access times (relatime)"),
+    ("diratime | nodiratime", "listing updates the access time of a directory (diratime)"),
     ("acl | noacl", "access control lists; who does not own the top directory then asks for one in every path (acl)"),
     ("allow_other | noallow_other", "other users may enter (root: allow_other)"),
     ("transport=auto|uring|device", "how requests come: over io_uring, or out of /dev/fuse; auto: io_uring if possible (auto)"),
@@ -38,7 +39,7 @@ pub const OPTIONS: [(&str, &str); 18] = [
 ];
 
 /// Options without a value that mount(8) handles itself or that mean nothing here.
-const IGNORED: [&str; 20] = [
+const IGNORED: [&str; 18] = [
     "defaults",
     "nofail",
     "noauto",
@@ -50,8 +51,6 @@ const IGNORED: [&str; 20] = [
     "group",
     "_netdev",
     "async",
-    "diratime",
-    "nodiratime",
     "norelatime",
     "nostrictatime",
     "lazytime",
@@ -141,6 +140,7 @@ impl MountOptions {
             (!self.dev, MountFlags::NODEV),
             (!self.exec, MountFlags::NOEXEC),
             (noatime, MountFlags::NOATIME),
+            (self.filesystem.nodiratime, MountFlags::NODIRATIME),
             (self.synchronous, MountFlags::SYNCHRONOUS),
         ];
         flags.into_iter().filter_map(|(wanted, flag)| wanted.then_some(flag)).collect()
@@ -154,6 +154,8 @@ impl MountOptions {
             "noatime" => self.filesystem.access_times = AccessTimes::Noatime,
             "relatime" | "atime" => self.filesystem.access_times = AccessTimes::Relatime,
             "strictatime" => self.filesystem.access_times = AccessTimes::Strictatime,
+            "diratime" => self.filesystem.nodiratime = false,
+            "nodiratime" => self.filesystem.nodiratime = true,
             "acl" => self.filesystem.acl = true,
             "noacl" => self.filesystem.acl = false,
             "allow_other" => self.allow_other = Some(true),
@@ -269,11 +271,11 @@ mod tests {
     #[test]
     fn every_option_of_the_file_system() {
         let options = parse(
-            "ro,cache=none,cache-size=64M,commit=0.5,nowait=off,wait-inline=idle,csum-inline=16K,read-order=reversed,noatime,noacl,allow_other,threads=3,transport=device,log=/var/log/s,fsname=data,nosuid,nodev,noexec,sync",
+            "ro,cache=none,cache-size=64M,commit=0.5,nowait=off,wait-inline=idle,csum-inline=16K,read-order=reversed,noatime,nodiratime,noacl,allow_other,threads=3,transport=device,log=/var/log/s,fsname=data,nosuid,nodev,noexec,sync",
         )
         .unwrap();
         assert!(options.filesystem.read_only && !options.filesystem.nowait && options.synchronous);
-        assert!(!options.filesystem.acl && parse("noacl,acl").unwrap().filesystem.acl);
+        assert!(options.filesystem.nodiratime && !options.filesystem.acl && parse("noacl,acl").unwrap().filesystem.acl);
         assert_eq!(options.filesystem.cache_bytes, 64 << 20);
         assert_eq!(options.filesystem.commit_interval_ms, 500);
         assert_eq!(options.filesystem.checksum_inline_max_bytes, 16 << 10);

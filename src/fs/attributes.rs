@@ -108,6 +108,9 @@ impl Filesystem {
         {
             let mut state = inode.state.lock();
             let record = &mut state.record;
+            if record.kind() == FileKind::Directory && self.options.nodiratime {
+                return;
+            }
             let is_due = self.options.access_times == AccessTimes::Strictatime
                 || record.accessed <= record.modified
                 || record.accessed <= record.changed

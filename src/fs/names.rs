@@ -35,8 +35,7 @@ impl Filesystem {
     pub fn lookup(&self, parent: InodeNumber, name: &[u8]) -> Result<Attributes> {
         check_name(name)?;
         let entry = match name {
-            b"." => parent,
-            b".." => self.inode(parent)?.state.lock().record.parent,
+            b"." | b".." => self.by_number(parent, name)?,
             _ => self.entry(parent, name)?.ok_or(Error::NotFound)?.inode,
         };
         self.table.add_lookup(entry);
@@ -48,6 +47,15 @@ impl Filesystem {
                 Err(if matches!(error, Error::Stale) { Error::NotFound } else { error })
             }
         }
+    }
+
+    /// For file handles, which outlive what the kernel remembers: an inode itself, or the directory that it is in. One without a name is
+    /// not found, even while it is being deleted.
+    fn by_number(&self, number: InodeNumber, name: &[u8]) -> Result<InodeNumber> {
+        let inode = self.inode(number)?;
+        let state = inode.state.lock();
+        check_alive(&state)?;
+        Ok(if name == b"." { number } else { state.record.parent })
     }
 
     pub(super) fn entry(&self, parent: InodeNumber, name: &[u8]) -> Result<Option<EntryRecord>> {

@@ -200,6 +200,8 @@ pub struct Options {
     pub read_order: ReadOrder,
     /// Access times.
     pub access_times: AccessTimes,
+    /// Listing a directory leaves its access time.
+    pub nodiratime: bool,
     /// Access control lists are stored and inherited; the kernel obeys them.
     pub acl: bool,
     /// The kernel caches the same pages: keep nothing clean here.
@@ -219,6 +221,7 @@ impl Default for Options {
             checksum_inline_max_bytes: usize::MAX,
             read_order: ReadOrder::Submitted,
             access_times: AccessTimes::Relatime,
+            nodiratime: false,
             acl: true,
             kernel_caches: false,
             background: true,

@@ -47,7 +47,7 @@ pub fn wanted_flags(wishes: &Wishes) -> InitFlags {
         | InitFlags::FUSE_READDIRPLUS_AUTO
         | InitFlags::FUSE_NO_OPEN_SUPPORT
         | InitFlags::FUSE_NO_OPENDIR_SUPPORT
-        | InitFlags::FUSE_NO_EXPORT_SUPPORT
+        | InitFlags::FUSE_EXPORT_SUPPORT
         | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP
         | InitFlags::FUSE_SETXATTR_EXT
         // An abort from outside then ends the session with ECONNABORTED: only then is the dead mount still ours to remove.

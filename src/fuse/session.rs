@@ -74,6 +74,8 @@ pub struct SessionOptions {
     pub exec: bool,
     /// Show `noatime` in the list of mounts (the file system's own option decides).
     pub noatime: bool,
+    /// Show `nodiratime` there.
+    pub nodiratime: bool,
     /// Every write is a synchronous one (mount option `sync`).
     pub synchronous: bool,
     /// What stands as source in the list of mounts: the absolute path of the store.
@@ -101,6 +103,7 @@ impl Default for SessionOptions {
             dev: true,
             exec: true,
             noatime: false,
+            nodiratime: false,
             synchronous: false,
             source: String::from("sumfs"),
             threads: None,
@@ -120,6 +123,7 @@ impl SessionOptions {
             (!self.dev, MountFlags::NODEV),
             (!self.exec, MountFlags::NOEXEC),
             (self.noatime, MountFlags::NOATIME),
+            (self.nodiratime, MountFlags::NODIRATIME),
             (self.synchronous, MountFlags::SYNCHRONOUS),
         ];
         flags.into_iter().filter_map(|(wanted, flag)| wanted.then_some(flag)).collect()

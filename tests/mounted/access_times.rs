@@ -47,3 +47,20 @@ fn relatime_counts_the_first_and_noatime_none() {
         assert_eq!(counted_accesses(&format!("cache={cache},noatime")), 0, "{cache}");
     }
 }
+
+/// The list of mounts shows it, and listing leaves the time.
+#[test]
+fn nodiratime_is_for_directories() {
+    for (options, is_counted) in [("cache=none", true), ("cache=none,nodiratime", false)] {
+        let mount = Mount::with_size("64M", options);
+        let path = mount.path().join("directory");
+        fs::create_dir(&path).unwrap();
+        let before = accessed(&path);
+        wait_until_after(before);
+        assert_eq!(fs::read_dir(&path).unwrap().count(), 0);
+        assert_eq!(accessed(&path) != before, is_counted, "{options}");
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+        let line = mounts.lines().find(|line| line.contains(mount.path().to_str().unwrap())).unwrap();
+        assert_eq!(line.contains("nodiratime"), !is_counted, "{line}");
+    }
+}

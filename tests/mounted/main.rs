@@ -13,6 +13,7 @@ mod directories;
 #[path = "../common/durability.rs"]
 mod durability;
 mod full;
+mod handles;
 mod holes;
 mod io_errors;
 mod kill;
