@@ -10,7 +10,7 @@ use crate::sys::MountFlags;
 use std::path::PathBuf;
 
 /// Our options and one line about each.
-pub const OPTIONS: [(&str, &str); 19] = [
+pub const OPTIONS: [(&str, &str); 20] = [
     ("ro | rw", "read-only changes no byte of the store"),
     ("cache=writeback|none", "who holds written data first: the kernel's page cache, or the daemon"),
     ("cache-size=SIZE", "memory for the daemon's caches (256M)"),
@@ -28,6 +28,7 @@ pub const OPTIONS: [(&str, &str); 19] = [
     ("noatime | relatime | strictatime", "when reading updates access times (relatime)"),
     ("diratime | nodiratime", "listing updates the access time of a directory (diratime)"),
     ("acl | noacl", "access control lists; who does not own the top directory then asks for one in every path (acl)"),
+    ("chattr | nochattr", "files may be made immutable or append-only, which costs a request at every open (nochattr)"),
     ("allow_other | noallow_other", "other users may enter (root: allow_other)"),
     ("transport=auto|uring|device", "how requests come: over io_uring, or out of /dev/fuse; auto: io_uring if possible (auto)"),
     ("threads=N", "threads that read requests out of /dev/fuse"),
@@ -156,6 +157,8 @@ impl MountOptions {
             "strictatime" => self.filesystem.access_times = AccessTimes::Strictatime,
             "diratime" => self.filesystem.nodiratime = false,
             "nodiratime" => self.filesystem.nodiratime = true,
+            "chattr" => self.filesystem.chattr = true,
+            "nochattr" => self.filesystem.chattr = false,
             "acl" => self.filesystem.acl = true,
             "noacl" => self.filesystem.acl = false,
             "allow_other" => self.allow_other = Some(true),
@@ -271,11 +274,16 @@ mod tests {
     #[test]
     fn every_option_of_the_file_system() {
         let options = parse(
-            "ro,cache=none,cache-size=64M,commit=0.5,nowait=off,wait-inline=idle,csum-inline=16K,read-order=reversed,noatime,nodiratime,noacl,allow_other,threads=3,transport=device,log=/var/log/s,fsname=data,nosuid,nodev,noexec,sync",
+            "ro,cache=none,cache-size=64M,commit=0.5,nowait=off,wait-inline=idle,csum-inline=16K,read-order=reversed,noatime,nodiratime,noacl,chattr,allow_other,threads=3,transport=device,log=/var/log/s,fsname=data,nosuid,nodev,noexec,sync",
         )
         .unwrap();
         assert!(options.filesystem.read_only && !options.filesystem.nowait && options.synchronous);
-        assert!(options.filesystem.nodiratime && !options.filesystem.acl && parse("noacl,acl").unwrap().filesystem.acl);
+        assert!(
+            options.filesystem.nodiratime
+                && options.filesystem.chattr
+                && !options.filesystem.acl
+                && parse("noacl,acl").unwrap().filesystem.acl
+        );
         assert_eq!(options.filesystem.cache_bytes, 64 << 20);
         assert_eq!(options.filesystem.commit_interval_ms, 500);
         assert_eq!(options.filesystem.checksum_inline_max_bytes, 16 << 10);

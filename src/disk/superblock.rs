@@ -32,6 +32,8 @@ pub const VERSION: u32 = 0;
 pub const INCOMPAT_UNSTABLE: u64 = 1 << 0;
 /// Incompat bit: groups with two copies; new ones get two.
 pub const INCOMPAT_DUP: u64 = 1 << 1;
+/// Read-only-compat bit: inodes that chattr(1) protects from changes.
+pub const RO_COMPAT_PROTECTED: u64 = 1 << 0;
 
 /// Blocks of the smallest and the largest group (1 and 256 MiB).
 pub const GROUP_BLOCKS_MIN: u32 = 256;
@@ -53,8 +55,11 @@ pub enum FeatureKind {
 }
 
 /// Every feature bit that this program knows, with its name for people.
-pub const FEATURES: &[(FeatureKind, u64, &str)] =
-    &[(FeatureKind::Incompat, INCOMPAT_UNSTABLE, "unstable"), (FeatureKind::Incompat, INCOMPAT_DUP, "dup")];
+pub const FEATURES: &[(FeatureKind, u64, &str)] = &[
+    (FeatureKind::Incompat, INCOMPAT_UNSTABLE, "unstable"),
+    (FeatureKind::Incompat, INCOMPAT_DUP, "dup"),
+    (FeatureKind::ReadOnlyCompat, RO_COMPAT_PROTECTED, "protected"),
+];
 
 /// The names of the features in `bits`; bits that nobody knows are called `bit N`.
 pub fn feature_names(kind: FeatureKind, bits: u64) -> Vec<String> {

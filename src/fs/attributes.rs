@@ -2,10 +2,11 @@
 
 use super::Filesystem;
 use super::inode::{Inode, InodeState};
+use super::protection::may_set;
 use super::types::{AccessTimes, Attributes, Caller, SetAttributes, SetTime};
 use crate::clock::now;
 use crate::error::{Error, Result};
-use crate::meta::records::{FileKind, InodeRecord};
+use crate::meta::records::{FileKind, INODE_NO_ATIME, InodeRecord};
 use crate::meta::{Batch, schema};
 use crate::units::{InodeNumber, Timestamp};
 use std::sync::Arc;
@@ -50,6 +51,8 @@ impl Filesystem {
             return Ok(inode.attributes());
         }
         self.begin_changing()?;
+        let kernel_keeps_times = self.options.kernel_caches && inode.file.is_some();
+        may_set(&inode.state.lock().record, change, kernel_keeps_times)?;
         if let Some(size) = change.size {
             self.truncate(caller, &inode, size)?;
         }
@@ -59,7 +62,7 @@ impl Filesystem {
             let changed = state.record.changed;
             apply(caller, &mut state.record, change);
             let only_kills = *change == SetAttributes { kill_suid: true, ..SetAttributes::default() };
-            if only_kills && self.options.kernel_caches && inode.file.is_some() {
+            if only_kills && kernel_keeps_times {
                 // A write that begins: its times come from the kernel.
                 state.record.changed = changed;
             }
@@ -108,7 +111,8 @@ impl Filesystem {
         {
             let mut state = inode.state.lock();
             let record = &mut state.record;
-            if record.kind() == FileKind::Directory && self.options.nodiratime {
+            let is_left = record.kind() == FileKind::Directory && self.options.nodiratime;
+            if is_left || record.flags & INODE_NO_ATIME != 0 {
                 return;
             }
             let is_due = self.options.access_times == AccessTimes::Strictatime

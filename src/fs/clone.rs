@@ -7,6 +7,7 @@
 use super::Filesystem;
 use super::attributes::kill_suid;
 use super::inode::Inode;
+use super::protection::may_write;
 use super::range_lock::RangeGuard;
 use super::resize::Mark;
 use super::types::Caller;
@@ -48,6 +49,7 @@ impl Filesystem {
         let (source, target) = (self.inode(from.0)?, self.inode(to.0)?);
         let source = Side { inode: &source, file: source.regular()?, offset: from.1 };
         let target = Side { inode: &target, file: target.regular()?, offset: to.1 };
+        may_write(&target.inode.state.lock().record)?;
         let length = length.min(source.file.size().saturating_sub(source.offset));
         let is_same = source.inode.number == target.inode.number;
         if is_same && source.offset < target.offset + length && target.offset < source.offset + length {

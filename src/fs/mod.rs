@@ -14,6 +14,7 @@ mod layout;
 mod listing;
 mod names;
 mod open;
+mod protection;
 pub mod range_lock;
 mod read;
 mod reaper;

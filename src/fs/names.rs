@@ -3,6 +3,7 @@
 
 use super::acl::Inherited;
 use super::inode::{Inode, InodeState, lock_states};
+use super::protection::{may_add, may_change, may_remove};
 use super::tmpfile::{is_never_named, name_first};
 use super::types::{Attributes, Caller};
 use super::{Filesystem, NAME_BYTES_MAX};
@@ -11,7 +12,7 @@ use crate::clock::now;
 use crate::error::{Error, Result};
 use crate::extent::FileExtents;
 use crate::lock::assert_may_wait;
-use crate::meta::records::{CookieRecord, EntryRecord, FileKind, InodeRecord, OrphanRecord};
+use crate::meta::records::{CookieRecord, EntryRecord, FileKind, INODE_NO_ATIME, InodeRecord, OrphanRecord};
 use crate::meta::{Batch, schema};
 use crate::units::{InodeNumber, Timestamp};
 use std::sync::Arc;
@@ -108,6 +109,7 @@ impl Filesystem {
         let kind = FileKind::from_mode(new.mode).unwrap_or(FileKind::Regular);
         let mut state = directory.state.lock();
         check_alive(&state)?;
+        may_add(&state.record)?;
         let (mut record, inherited) = self.new_record(caller, parent, &state, new, now())?;
         let mut batch = Batch::new();
         inherited.put(&mut batch, number, &mut record);
@@ -165,6 +167,8 @@ impl Filesystem {
             }
             let [mut to, mut of] = lock_states([&*directory, &*inode])?;
             check_alive(&to)?;
+            may_add(&to.record)?;
+            may_change(&of.record)?;
             let is_first = is_never_named(&of.record);
             if !is_first {
                 check_alive(&of)?;
@@ -203,6 +207,7 @@ impl Filesystem {
         let inode = self.inode_of(&entry)?;
         {
             let [mut from, mut of] = lock_states([&*directory, &*inode])?;
+            may_remove(&from.record, &of.record)?;
             let time = now();
             let mut batch = Batch::new();
             remove_entry(&mut batch, parent, &mut from.record, name, entry.cookie);
@@ -233,6 +238,7 @@ impl Filesystem {
         let inode = self.inode_of(&entry)?;
         {
             let [mut from, mut of] = lock_states([&*directory, &*inode])?;
+            may_remove(&from.record, &of.record)?;
             if of.record.size != 0 {
                 return Err(Error::NotEmpty);
             }
@@ -365,7 +371,7 @@ pub(super) fn bare_record(
         changed: time,
         created: time,
         rdev: new.rdev,
-        flags: 0,
+        flags: directory.flags & INODE_NO_ATIME,
         parent,
         cookie: directory.next_cookie,
         next_cookie: 3,

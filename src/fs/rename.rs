@@ -5,6 +5,7 @@ use super::inode::{Inode, InodeState, lock_states};
 use super::names::{
     NewInode, add_entry, bare_record, check_alive, check_name, check_new_name, lose_subdirectory, orphan, remove_entry, touch,
 };
+use super::protection::{may_add, may_remove};
 use super::types::{Caller, RenameMode};
 use crate::clock::now;
 use crate::error::{Error, Result};
@@ -45,6 +46,11 @@ impl<'a> States<'a> {
     fn of(&mut self, number: InodeNumber) -> Result<&mut InodeState> {
         let found = self.guards.iter_mut().find(|(other, _)| *other == number);
         found.map(|(_, guard)| &mut **guard).ok_or(Error::Stale)
+    }
+
+    fn may_remove(&mut self, directory: InodeNumber, inode: InodeNumber) -> Result<()> {
+        let directory = self.of(directory)?.record.clone();
+        may_remove(&directory, &self.of(inode)?.record)
     }
 }
 
@@ -118,10 +124,13 @@ impl Filesystem {
         let inodes = [&from.directory, &to.directory, moved].into_iter().chain(replaced.map(|(_, inode)| inode));
         let mut states = States::lock(inodes)?;
         check_alive(states.of(new)?)?;
+        states.may_remove(old, moved.number)?;
+        may_add(&states.of(new)?.record)?;
         let time = now();
         let mut batch = Batch::new();
         let is_directory = source.kind == FileKind::Directory;
         if let Some((entry, inode)) = replaced {
+            states.may_remove(new, inode.number)?;
             check_replaceable(is_directory, entry.kind, states.of(inode.number)?)?;
             remove_entry(&mut batch, new, &mut states.of(new)?.record, to.name, entry.cookie);
             if is_directory {
@@ -161,6 +170,8 @@ impl Filesystem {
         let (old, new) = (from.directory.number, to.directory.number);
         let (moved, other) = (self.inode_of(&source)?, self.inode_of(&target)?);
         let mut states = States::lock([&from.directory, &to.directory, &moved, &other].into_iter())?;
+        states.may_remove(old, moved.number)?;
+        states.may_remove(new, other.number)?;
         let time = now();
         let mut batch = Batch::new();
         for (directory, name, entry, comes) in [(old, from.name, source, target), (new, to.name, target, source)] {

@@ -4,6 +4,7 @@
 use super::Filesystem;
 use super::attributes::kill_suid;
 use super::inode::Inode;
+use super::protection::may_allocate;
 use super::types::{Caller, FallocateMode};
 use crate::cache::{CachedFile, Hold};
 use crate::clock::now;
@@ -155,6 +156,7 @@ impl Filesystem {
         self.begin_creating()?;
         let inode = self.inode(inode)?;
         let file = inode.regular()?;
+        may_allocate(&inode.state.lock().record, mode)?;
         let blocks = blocks_for(end) - offset / BLOCK_SIZE;
         for attempt in 1.. {
             let result = {

@@ -4,6 +4,7 @@
 use super::Filesystem;
 use super::inode::Inode;
 use super::names::{NewInode, check_alive};
+use super::protection::may_add;
 use super::types::{Attributes, Caller};
 use crate::cache::CachedFile;
 use crate::clock::now;
@@ -24,6 +25,7 @@ impl Filesystem {
         let (mut record, inherited) = {
             let state = directory.state.lock();
             check_alive(&state)?;
+            may_add(&state.record)?;
             self.new_record(caller, parent, &state, &new, now())?
         };
         record.links = 0;

@@ -134,6 +134,17 @@ pub struct WriteFlags {
     pub kill_suid: bool,
 }
 
+/// What chattr(1) sets of an inode.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InodeFlags {
+    /// i: nothing of it changes.
+    pub immutable: bool,
+    /// a: it only grows.
+    pub append_only: bool,
+    /// A: reading leaves its access time.
+    pub no_atime: bool,
+}
+
 /// An entry of a listing.
 #[derive(Clone, Copy, Debug)]
 pub struct DirectoryEntry<'a> {
@@ -204,6 +215,8 @@ pub struct Options {
     pub nodiratime: bool,
     /// Access control lists are stored and inherited; the kernel obeys them.
     pub acl: bool,
+    /// Files may be made immutable or append-only, for which every open must be seen.
+    pub chattr: bool,
     /// The kernel caches the same pages: keep nothing clean here.
     pub kernel_caches: bool,
     /// Threads for writeback, commit, apply, reaping. Without them all that happens inline, in calls.
@@ -223,6 +236,7 @@ impl Default for Options {
             access_times: AccessTimes::Relatime,
             nodiratime: false,
             acl: true,
+            chattr: false,
             kernel_caches: false,
             background: true,
         }

@@ -4,6 +4,7 @@
 use super::Filesystem;
 use super::attributes::kill_suid;
 use super::inode::Inode;
+use super::protection::may_write;
 use super::types::{Caller, WriteFlags};
 use crate::clock::now;
 use crate::error::{Error, Reason, Result};
@@ -37,6 +38,9 @@ impl Filesystem {
         let no_waiting = NoWaiting::during(wait);
         let inode = self.inode_for_data(inode, wait)?;
         inode.regular()?;
+        if !flags.from_cache {
+            may_write(&inode.state.lock().record)?;
+        }
         if data.is_empty() {
             return Ok(0);
         }

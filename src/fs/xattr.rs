@@ -3,6 +3,7 @@
 
 use super::acl;
 use super::inode::{Inode, InodeState};
+use super::protection::may_change;
 use super::types::{Caller, XattrMode};
 use super::{Filesystem, NAME_BYTES_MAX};
 use crate::clock::now;
@@ -46,6 +47,7 @@ impl Filesystem {
         let inode = self.inode(inode)?;
         let key = schema::xattr(inode.number, name);
         let mut state = inode.state.lock();
+        may_change(&state.record)?;
         let exists = has_any(&state) && self.meta.get(&key)?.is_some();
         match (mode, exists) {
             (XattrMode::Create, true) => return Err(Error::Exists),
@@ -67,6 +69,7 @@ impl Filesystem {
         self.begin_creating()?;
         let inode = self.inode(inode)?;
         let mut state = inode.state.lock();
+        may_change(&state.record)?;
         let mut record = state.record.clone();
         let stored = acl::set(&mut record, name, value, kills_sgid)?;
         let key = schema::xattr(inode.number, name);
@@ -134,9 +137,14 @@ impl Filesystem {
         if acl::is_name(name) {
             return self.set_acl(inode, name, &[], false);
         }
+        self.remove(inode, name, may_change)
+    }
+
+    fn remove(&self, inode: InodeNumber, name: &[u8], may: fn(&InodeRecord) -> Result<()>) -> Result<()> {
         self.begin_changing()?;
         let inode = self.inode(inode)?;
         let mut state = inode.state.lock();
+        may(&state.record)?;
         if !has_any(&state) || self.meta.get(&schema::xattr(inode.number, name))?.is_none() {
             return Err(Error::NoXattr);
         }
@@ -151,7 +159,7 @@ impl Filesystem {
         if !has_any(&inode.state.lock()) {
             return Ok(());
         }
-        match self.removexattr(&Caller::ROOT, inode.number, CAPABILITY) {
+        match self.remove(inode.number, CAPABILITY, |_| Ok(())) {
             Err(Error::NoXattr) => Ok(()),
             result => result,
         }

@@ -72,6 +72,21 @@ pub mod fattr {
 
 /// Command of an IOCTL, `_IOR('X', 125, u32)`: stop now, which ext4, XFS and btrfs each have under a name of their own.
 pub const FS_IOC_SHUTDOWN: u32 = 0x8004_587d;
+/// Commands of an IOCTL for what chattr(1) sets, in the form of ext4 (which the kernel gives 4 bytes) and in that of XFS.
+#[allow(missing_docs)]
+pub mod inode_flags {
+    pub const GET: u32 = 0x8008_6601;
+    pub const SET: u32 = 0x4008_6602;
+    pub const GET_EXTENDED: u32 = 0x801c_581f;
+    pub const SET_EXTENDED: u32 = 0x401c_5820;
+    pub const EXTENDED_BYTES: usize = 28;
+    pub const IMMUTABLE: u32 = 0x10;
+    pub const APPEND_ONLY: u32 = 0x20;
+    pub const NO_ATIME: u32 = 0x80;
+    pub const EXTENDED_IMMUTABLE: u32 = 0x08;
+    pub const EXTENDED_APPEND_ONLY: u32 = 0x10;
+    pub const EXTENDED_NO_ATIME: u32 = 0x40;
+}
 /// Flag of a WRITE: out of the kernel's page cache.
 pub const WRITE_CACHE: u32 = 1 << 0;
 /// Flag of a WRITE: clear set-user-id and set-group-id.

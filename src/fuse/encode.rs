@@ -68,10 +68,12 @@ pub fn created(attributes: &Attributes) -> Message<144> {
     message
 }
 
-/// Answer to OPEN: no handle, and nothing cached stays.
-pub fn opened() -> Message<16> {
+/// Answer to OPEN: no handle; does what is cached of the file stay?
+pub fn opened(keeps_cache: bool) -> Message<16> {
     let mut message = Message::default();
-    message.zeros(16);
+    message.u64(0);
+    message.u32(if keeps_cache { FOPEN_KEEP_CACHE } else { 0 });
+    message.u32(0);
     message
 }
 
@@ -79,6 +81,14 @@ pub fn opened() -> Message<16> {
 pub fn ioctl_done() -> Message<16> {
     let mut message = Message::default();
     message.zeros(16);
+    message
+}
+
+/// Answer to an IOCTL that gives numbers back.
+pub fn ioctl_words(words: &[u32]) -> Message<64> {
+    let mut message = Message::default();
+    message.zeros(16);
+    words.iter().for_each(|word| message.u32(*word));
     message
 }
 
@@ -255,7 +265,8 @@ mod tests {
         assert_eq!(entry(&attributes_).as_slice().len(), 128);
         assert_eq!(no_entry().as_slice().len(), 128);
         assert_eq!(created(&attributes_).as_slice().len(), 144);
-        assert_eq!(opened().as_slice().len(), 16);
+        assert_eq!(opened(true).as_slice().len(), 16);
+        assert_eq!(ioctl_words(&[1; 7]).as_slice().len(), 16 + 28);
         assert_eq!(attributes(&attributes_).as_slice().len(), 104);
         assert_eq!(statx(&attributes_).as_slice().len(), 288);
         assert_eq!(statfs(&SpaceStatus::default()).as_slice().len(), 80);

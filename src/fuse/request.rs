@@ -163,7 +163,10 @@ pub enum Body<'a> {
         input: &'a [u8],
         output_bytes: usize,
     },
-    Open,
+    Open {
+        writes: bool,
+        appends: bool,
+    },
     /// RELEASE and RELEASEDIR: there is nothing to let go of.
     Release,
     Destroy,
@@ -221,7 +224,7 @@ impl<'a> Body<'a> {
             opcode::COPY_FILE_RANGE => copy_file_range(message, false)?,
             opcode::COPY_FILE_RANGE_64 => copy_file_range(message, true)?,
             opcode::IOCTL => ioctl(message)?,
-            opcode::OPEN => Body::Open,
+            opcode::OPEN => open(message.split(8)?.0.u32()?),
             opcode::RELEASE | opcode::RELEASEDIR => Body::Release,
             opcode::DESTROY => Body::Destroy,
             opcode::NOTIFY_REPLY => Body::NotifyReply,
@@ -296,7 +299,9 @@ impl<'a> Body<'a> {
             Body::Removexattr { .. } => Operation::Removexattr,
             Body::Fallocate { .. } => Operation::Fallocate,
             Body::CopyFileRange { .. } => Operation::CopyFileRange,
-            Body::Ioctl { .. } | Body::Open | Body::Release | Body::Destroy | Body::NotifyReply | Body::Other => Operation::Other,
+            Body::Ioctl { .. } | Body::Open { .. } | Body::Release | Body::Destroy | Body::NotifyReply | Body::Other => {
+                Operation::Other
+            }
         }
     }
 }
@@ -327,6 +332,11 @@ fn write<'a>(message: &Message<'a>) -> Option<Body<'a>> {
     fixed.skip(8)?;
     let flags = write_flags(kind, fixed.u32()?);
     Some(Body::Write { offset, data: rest.get(..size)?, flags })
+}
+
+fn open<'a>(flags: u32) -> Body<'a> {
+    let flags = flags.cast_signed();
+    Body::Open { writes: flags & libc::O_ACCMODE != libc::O_RDONLY, appends: flags & libc::O_APPEND != 0 }
 }
 
 fn fsync<'a>(message: &Message<'a>) -> Option<Body<'a>> {

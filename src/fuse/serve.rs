@@ -6,14 +6,16 @@
 //!
 //! A panic in a handler drops its reply, which answers EIO, and latches the store read-only.
 
-use super::abi::{FS_IOC_SHUTDOWN, Message as Answer};
+use super::abi::{FS_IOC_SHUTDOWN, Message as Answer, inode_flags};
 use super::dispatch::{Busy, Dispatcher, Read, Reading, Write};
 use super::encode;
 use super::reply::Reply;
 use super::request::{Body, Dialect, Message, Request, forgets};
-use super::translate::{fallocate_mode, rename_mode, xattr_mode};
+use super::translate::{
+    extended_flag_words, fallocate_mode, flag_bits, flags_of_bits, flags_of_extended, rename_mode, xattr_mode,
+};
 use crate::error::{Error, Result};
-use crate::fs::{Attributes, Filesystem, ReadData};
+use crate::fs::{Attributes, Filesystem, InodeFlags, ReadData};
 use crate::lock::Wait;
 use crate::pool::panic_message;
 use crate::stats::Stats;
@@ -112,10 +114,12 @@ impl Server {
             }
             Body::Readdir { offset, size } => self.readdir(node, offset, size, false, reply),
             Body::Readdirplus { offset, size } => self.readdir(node, offset, size, true, reply),
-            // Told once that there are no handles, the kernel opens without asking and keeps what it has cached. Where every access
-            // counts it asks, is not told to keep anything, and reads come here.
-            Body::Open if !self.fs.counts_every_access() => reply.failure(libc::ENOSYS),
-            Body::Open => reply.body(encode::opened().as_slice()),
+            // Told once that there are no handles, the kernel opens without asking and keeps what it has cached.
+            Body::Open { .. } if !self.fs.sees_opens() => reply.failure(libc::ENOSYS),
+            // Where every access counts it is not told to keep anything, and reads come here.
+            Body::Open { writes, appends } => {
+                encoded(self.fs.open_file(node, writes, appends), |()| encode::opened(!self.fs.counts_every_access()), reply);
+            }
             Body::Release => reply.ok(),
             Body::NotifyReply => reply.none(),
             Body::Destroy => {
@@ -154,8 +158,30 @@ impl Server {
             Body::Tmpfile { mode, umask } => encoded(fs.tmpfile(caller, node, mode, umask), encode::created, reply),
             Body::Ioctl { command: FS_IOC_SHUTDOWN, .. } if caller.uid != 0 => reply.failure(libc::EPERM),
             Body::Ioctl { command: FS_IOC_SHUTDOWN, .. } => encoded(fs.go_down(), |()| encode::ioctl_done(), reply),
-            Body::Ioctl { .. } => reply.failure(libc::ENOTTY),
+            Body::Ioctl { command, input, output_bytes } => self.handle_ioctl(node, (command, input, output_bytes), reply),
             _ => self.handle_attribute(request, reply),
+        }
+    }
+
+    /// What chattr(1) and lsattr(1) ask for.
+    fn handle_ioctl(&self, node: InodeNumber, (command, input, output_bytes): (u32, &[u8], usize), reply: Reply) {
+        let fs = &self.fs;
+        let set = |flags: Result<InodeFlags>| flags.and_then(|flags| fs.set_inode_flags(node, flags));
+        match command {
+            inode_flags::GET if output_bytes >= 4 => {
+                // As many bytes as were asked for: the kernel wants exactly these, an old program perhaps a long of 8.
+                encoded(
+                    fs.inode_flags(node),
+                    |flags| encode::ioctl_words(&[flag_bits(flags), 0][..(output_bytes / 4).min(2)]),
+                    reply,
+                );
+            }
+            inode_flags::SET => encoded(set(flags_of_bits(input)), |()| encode::ioctl_done(), reply),
+            inode_flags::GET_EXTENDED => {
+                encoded(fs.inode_flags(node), |flags| encode::ioctl_words(&extended_flag_words(flags)), reply);
+            }
+            inode_flags::SET_EXTENDED => encoded(set(flags_of_extended(input)), |()| encode::ioctl_done(), reply),
+            _ => reply.failure(libc::ENOTTY),
         }
     }
 

@@ -1,8 +1,8 @@
 //! Between our types and those of the protocol: flags, kinds of files, and the only table from errors to errno.
 
-use super::abi;
+use super::abi::{self, Fields, inode_flags};
 use crate::error::Error;
-use crate::fs::{Caller, FallocateMode, ReadFlags, RenameMode, WriteFlags, XattrMode};
+use crate::fs::{Caller, FallocateMode, InodeFlags, ReadFlags, RenameMode, WriteFlags, XattrMode};
 use crate::meta::records::FileKind;
 
 /// The error number that the application sees. Exhaustive on purpose: a new error must say its number here.
@@ -75,6 +75,50 @@ pub fn xattr_mode(flags: u32, kills_sgid: bool) -> Result<XattrMode, Error> {
         libc::XATTR_REPLACE => Ok(XattrMode::Replace),
         _ => Err(Error::Invalid("setxattr flags")),
     }
+}
+
+/// What chattr(1) sets, as ext4 has it.
+pub fn flag_bits(flags: &InodeFlags) -> u32 {
+    bits_of(flags, [inode_flags::IMMUTABLE, inode_flags::APPEND_ONLY, inode_flags::NO_ATIME])
+}
+
+/// The same, as XFS has it: flags, and numbers that are nothing here.
+pub fn extended_flag_words(flags: &InodeFlags) -> [u32; inode_flags::EXTENDED_BYTES / 4] {
+    let mut words = [0; inode_flags::EXTENDED_BYTES / 4];
+    words[0] =
+        bits_of(flags, [inode_flags::EXTENDED_IMMUTABLE, inode_flags::EXTENDED_APPEND_ONLY, inode_flags::EXTENDED_NO_ATIME]);
+    words
+}
+
+/// What shall be set, as ext4 has it; flags that we do not have are EOPNOTSUPP.
+pub fn flags_of_bits(input: &[u8]) -> Result<InodeFlags, Error> {
+    let bits = Fields::new(input).u32().ok_or(Error::Invalid("flags that are cut short"))?;
+    flags_from(bits, [inode_flags::IMMUTABLE, inode_flags::APPEND_ONLY, inode_flags::NO_ATIME])
+}
+
+/// The same, as XFS has it; of the numbers behind only the count of extents, which cannot be set, may be anything.
+pub fn flags_of_extended(input: &[u8]) -> Result<InodeFlags, Error> {
+    const CUT_SHORT: Error = Error::Invalid("flags that are cut short");
+    let mut fields = Fields::new(input.get(..inode_flags::EXTENDED_BYTES).ok_or(CUT_SHORT)?);
+    let mut next = || fields.u32().ok_or(CUT_SHORT);
+    let (bits, extent_size, _extents, project, cow_extent_size) = (next()?, next()?, next()?, next()?, next()?);
+    if extent_size | project | cow_extent_size != 0 {
+        return Err(Error::Unsupported);
+    }
+    flags_from(bits, [inode_flags::EXTENDED_IMMUTABLE, inode_flags::EXTENDED_APPEND_ONLY, inode_flags::EXTENDED_NO_ATIME])
+}
+
+fn bits_of(flags: &InodeFlags, bits: [u32; 3]) -> u32 {
+    let set = [flags.immutable, flags.append_only, flags.no_atime];
+    bits.into_iter().zip(set).filter_map(|(bit, is_set)| is_set.then_some(bit)).sum()
+}
+
+fn flags_from(bits: u32, known: [u32; 3]) -> Result<InodeFlags, Error> {
+    let [immutable, append_only, no_atime] = known.map(|bit| bits & bit != 0);
+    if bits & !known.iter().sum::<u32>() != 0 {
+        return Err(Error::Unsupported);
+    }
+    Ok(InodeFlags { immutable, append_only, no_atime })
 }
 
 /// The mode of fallocate(2); what we do not have is EOPNOTSUPP.
@@ -204,6 +248,27 @@ mod tests {
         for other in [punch, libc::FALLOC_FL_COLLAPSE_RANGE, libc::FALLOC_FL_INSERT_RANGE, 0x40, punch | zero | keep] {
             assert!(matches!(mode(other), Err(Error::Unsupported)), "{other:#x}");
         }
+    }
+
+    #[test]
+    fn inode_flags_of_both_forms() {
+        for (bits, extended) in [(0, 0), (0x10, 8), (0x20, 0x10), (0x80, 0x40), (0xb0, 0x58)] {
+            let flags = flags_of_bits(&u32::to_ne_bytes(bits)).unwrap();
+            assert_eq!((flag_bits(&flags), extended_flag_words(&flags)), (bits, [extended, 0, 0, 0, 0, 0, 0]));
+            let words = |words: [u32; 7]| flags_of_extended(&words.map(u32::to_ne_bytes).concat());
+            assert_eq!(words([extended, 0, 9, 0, 0, 0, 0]).unwrap(), flags);
+            for wrong in [1, 3, 4] {
+                let mut with = [extended, 0, 0, 0, 0, 0, 0];
+                with[wrong] = 1;
+                assert!(matches!(words(with), Err(Error::Unsupported)), "{wrong}");
+            }
+        }
+        // No copy-on-write, no delays, compression.
+        for other in [0x0080_0000, 0x08, 0x04] {
+            assert!(matches!(flags_of_bits(&u32::to_ne_bytes(other | 0x10)), Err(Error::Unsupported)), "{other:#x}");
+        }
+        assert!(matches!(flags_of_bits(&[1, 2]), Err(Error::Invalid(_))));
+        assert!(matches!(flags_of_extended(&[0; 27]), Err(Error::Invalid(_))));
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod acl;
 mod attributes;
 mod copies;
 mod names;
+mod protection;
 mod space;
 mod xattrs;
 

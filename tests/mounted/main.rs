@@ -29,6 +29,7 @@ mod no_space;
 mod overlay;
 mod power_cut;
 mod promise;
+mod protection;
 mod random;
 #[path = "../common/recording_file.rs"]
 mod recording_file;

@@ -96,7 +96,9 @@ fn attributes() {
     decoded(opcode::READDIR, &fields(&[1, 2, 300, 0, 0]), &[], "Readdir { offset: 2, size: 300 }");
     decoded(opcode::READDIRPLUS, &fields(&[1, 2, 300, 0, 0]), &[], "Readdirplus { offset: 2, size: 300 }");
     decoded(opcode::FORGET, &fields(&[5]), &[], "Forget { count: 5 }");
-    decoded(opcode::OPEN, &fields(&[0]), &[], "Open");
+    for (flags, writes, appends) in [(0o100_000, false, false), (1, true, false), (0o2002, true, true)] {
+        decoded(opcode::OPEN, &fields(&[flags]), &[], &format!("Open {{ writes: {writes}, appends: {appends} }}"));
+    }
     decoded(opcode::RELEASE, &fields(&[0, 0, 0]), &[], "Release");
     decoded(opcode::DESTROY, &[], &[], "Destroy");
     decoded(99, &[], b"whatever", "Other");
