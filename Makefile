@@ -3,6 +3,8 @@
 STORE  ?= /var/lib/sumfs/store
 MNT    ?= /mnt/sumfs
 PREFIX ?= /usr/local
+SHARE  ?= $(PREFIX)/share
+UNITS  ?= $(PREFIX)/lib/systemd/system
 SEEDS  ?= 200
 CUTS   ?= 200
 SCHEDULES ?= 1000
@@ -19,7 +21,7 @@ TARGET_DIR ?= $(or $(CARGO_TARGET_DIR),target)
 SUMFS  := $(TARGET_DIR)/release/sumfs
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build test mounted applications crash powercut detection fuzz shuttle stress xfstests lint fmt bench bench-compare scale install mount
+.PHONY: help deps build test mounted applications crash powercut detection fuzz shuttle stress xfstests lint fmt bench bench-compare scale install install-files uninstall mount
 
 # $(call need,COMMAND,DEBIAN PACKAGES): installs the packages unless the command is there.
 need = @command -v $(1) >/dev/null 2>&1 || { \
@@ -124,10 +126,23 @@ bench-compare: build ## The comparison alone; stores the ratios and prints what 
 scale: build ## Large trees, directories and files on a mount, memory, mount times; SCALE= says how large (1000000); as root
 	TMPDIR="$${BENCH_DIR:-/dev/shm}" SCALE=$(SCALE) $(CARGO) bench -q --bench scale
 
-install: build ## Install PREFIX/bin/sumfs, and /sbin/mount.fuse.sumfs for mount(8) and fstab
+install: build install-files ## Install the program, mount.fuse.sumfs for mount(8), man pages, completions, the scrub timer
+
+install-files:
 	install -D -m 755 $(SUMFS) $(DESTDIR)$(PREFIX)/bin/sumfs
-	install -d $(DESTDIR)/sbin
+	install -d $(DESTDIR)/sbin $(DESTDIR)$(SHARE)/bash-completion/completions $(DESTDIR)$(SHARE)/zsh/site-functions $(DESTDIR)$(SHARE)/fish/vendor_completions.d
 	ln -sf $(PREFIX)/bin/sumfs $(DESTDIR)/sbin/mount.fuse.sumfs
+	$(SUMFS) man --dir $(DESTDIR)$(SHARE)/man/man1
+	$(SUMFS) completions bash > $(DESTDIR)$(SHARE)/bash-completion/completions/sumfs
+	$(SUMFS) completions zsh > $(DESTDIR)$(SHARE)/zsh/site-functions/_sumfs
+	$(SUMFS) completions fish > $(DESTDIR)$(SHARE)/fish/vendor_completions.d/sumfs.fish
+	$(SUMFS) systemd-units --dir $(DESTDIR)$(UNITS) --program $(PREFIX)/bin/sumfs
+	rm -f $(DESTDIR)$(UNITS)/mnt-sumfs.mount $(DESTDIR)$(UNITS)/mnt-sumfs.automount
+
+uninstall: ## Remove what install put in place
+	rm -f $(DESTDIR)$(PREFIX)/bin/sumfs $(DESTDIR)/sbin/mount.fuse.sumfs $(DESTDIR)$(UNITS)/sumfs-scrub@.service $(DESTDIR)$(UNITS)/sumfs-scrub@.timer
+	rm -f $(DESTDIR)$(SHARE)/man/man1/sumfs.1 $(DESTDIR)$(SHARE)/man/man1/sumfs-*.1 $(DESTDIR)$(SHARE)/bash-completion/completions/sumfs
+	rm -f $(DESTDIR)$(SHARE)/zsh/site-functions/_sumfs $(DESTDIR)$(SHARE)/fish/vendor_completions.d/sumfs.fish
 
 mount: build ## Make a store in STORE if there is none and mount it on MNT; as root
 	@test "$$(id -u)" = 0 || { echo "make mount needs root" >&2; exit 1; }

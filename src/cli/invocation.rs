@@ -11,8 +11,24 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// What is no store in the bare form.
-pub(super) const COMMANDS: [&str; 12] =
-    ["mkfs", "mount", "umount", "sync", "info", "stats", "map", "check", "scrub", "damage", "read", "help"];
+pub(super) const COMMANDS: [&str; 16] = [
+    "mkfs",
+    "mount",
+    "umount",
+    "sync",
+    "info",
+    "stats",
+    "top",
+    "map",
+    "check",
+    "scrub",
+    "damage",
+    "read",
+    "completions",
+    "man",
+    "systemd-units",
+    "help",
+];
 
 /// Rewrites the arguments (the first is the name we were called by) so that clap sees a command.
 pub fn normalize(arguments: Vec<OsString>) -> Vec<OsString> {

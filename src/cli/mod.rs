@@ -1,4 +1,5 @@
-//! The command line. One file per command (`info` and `stats` share one, `umount` and `sync`, `scrub` and `damage` too); beside them
+//! The command line. One file per command (`info` and `stats` share one, `umount` and `sync`, `scrub` and `damage` too, and all
+//! that writes something out for other programs); beside them
 //! [`invocation`] (the forms in which mount(8) and fstab call us), [`options`] (the `-o` list), [`mountinfo`] (what is
 //! mounted where) and [`logging`].
 //!
@@ -14,6 +15,7 @@
 
 pub mod check;
 pub mod daemon;
+mod generate;
 pub mod info;
 pub mod invocation;
 pub mod logging;
@@ -25,6 +27,7 @@ pub mod mountinfo;
 pub mod options;
 mod read;
 mod scrub;
+mod top;
 pub mod umount;
 
 use crate::error::Error;
@@ -105,6 +108,8 @@ enum Command {
     Info(info::Arguments),
     /// Show the counters of a mount.
     Stats(info::StatsArguments),
+    /// Watch what a mount does, or print one look at it.
+    Top(top::Arguments),
     /// Show where the data of a file lies, and in how many extents.
     Map(map::Arguments),
     /// Check a store that is not mounted. Exit codes as in fsck(8).
@@ -115,6 +120,12 @@ enum Command {
     Damage(scrub::DamageArguments),
     /// Write a damaged file to standard output, as well as it can be had.
     Read(read::Arguments),
+    /// Print what a shell needs to complete these command lines.
+    Completions(generate::CompletionArguments),
+    /// Write the manual pages.
+    Man(generate::ManArguments),
+    /// Write units for systemd: a monthly scrub, and examples of a mount and an automount.
+    SystemdUnits(generate::UnitArguments),
 }
 
 /// The whole program: parses the arguments, runs the command, prints its failure, returns its exit code.
@@ -149,11 +160,15 @@ fn run(command: Command) -> Outcome {
         Command::Sync(arguments) => umount::sync(&arguments),
         Command::Info(arguments) => info::run(&arguments),
         Command::Stats(arguments) => info::stats(&arguments),
+        Command::Top(arguments) => top::run(&arguments),
         Command::Map(arguments) => map::run(&arguments),
         Command::Check(arguments) => check::run(&arguments),
         Command::Scrub(arguments) => scrub::run(&arguments),
         Command::Damage(arguments) => scrub::damage(&arguments),
         Command::Read(arguments) => read::run(&arguments),
+        Command::Completions(arguments) => generate::completions(&arguments),
+        Command::Man(arguments) => generate::manual(&arguments),
+        Command::SystemdUnits(arguments) => generate::units(&arguments),
     }
 }
 

@@ -12,6 +12,7 @@ mod directories;
 #[expect(dead_code, reason = "the workload here does only some of what can be judged")]
 #[path = "../common/durability.rs"]
 mod durability;
+mod finish;
 mod full;
 mod handles;
 mod holes;
