@@ -17,6 +17,7 @@ use crate::units::BlockAddress;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 /// States of extents read together, at least.
 const STATES_AT_ONCE: usize = 64;
@@ -26,12 +27,16 @@ impl Metadata {
     pub fn commit(&self) -> Result<u64> {
         assert_may_wait("a commit");
         let mut role = self.commit.lock();
+        let begin = Instant::now();
         self.latch.check()?;
         let Some((overlay, closed)) = self.close() else {
             return Ok(self.durable_sequence());
         };
         match self.write_out(&mut role, overlay, closed) {
-            Ok(sequence) => Ok(sequence),
+            Ok(sequence) => {
+                self.stats.commit_latency.record(begin.elapsed());
+                Ok(sequence)
+            }
             Err(error) => self.fail("commit", error),
         }
     }

@@ -255,3 +255,34 @@ fn the_top_shows_only_what_it_should() {
     let stray = names.filter(|name| !name.starts_with('.') && !TOP_LEVEL.contains(&name.as_str()));
     assert_none("at the top of the tree", stray.collect());
 }
+
+/// Names in the code of `Stats` that stand alone on a line (counters), or are histograms.
+fn counters(code: &str) -> Vec<&str> {
+    let name = |line: &str| line.chars().all(|letter| letter.is_ascii_lowercase() || letter == '_');
+    let alone = code.lines().filter_map(|line| line.trim().strip_suffix(',').filter(|line| name(line)));
+    let histograms = code.lines().filter_map(|line| line.trim().strip_prefix("pub ")?.strip_suffix(": Histogram,"));
+    alone.chain(histograms).collect()
+}
+
+#[test]
+fn every_counter_counts_something() {
+    let sources = sources();
+    let code = |path: &str| sources.iter().find(|source| source.path == path).unwrap().code();
+    let stats = code("src/stats.rs");
+    let names = counters(&stats);
+    assert!(names.contains(&"bytes_read") && names.contains(&"fsync_latency"), "the search for counters is broken: {names:?}");
+    let all = sources.iter().filter(|source| source.path.starts_with("src/") && source.path != "src/cli/metrics.rs");
+    let elsewhere = all.map(|source| source.code().split_whitespace().collect::<String>()).collect::<String>();
+    // Used in another way than to be shown.
+    let is_counted = |name: &&str| {
+        elsewhere.match_indices(&format!(".{name}")).any(|(start, found)| {
+            let behind = &elsewhere[start + found.len()..];
+            let is_longer = behind.starts_with(|next: char| next == '_' || next.is_ascii_alphanumeric());
+            !is_longer && !behind.starts_with(".load(") && !behind.starts_with(".to_json(")
+        })
+    };
+    assert_none(
+        "counters that nothing counts",
+        names.iter().filter(|name| !is_counted(name)).map(|name| (*name).to_owned()).collect(),
+    );
+}

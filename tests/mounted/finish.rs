@@ -33,7 +33,7 @@ fn top_shows_a_mount_at_work() {
         |name: &str| shown.stdout.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{}", shown.stdout));
     assert!(line(&mount.path().display().to_string()).contains(&mount.store().display().to_string()));
     assert!(line("requests").contains(" fsync ") && line("requests").contains(" write "), "{}", shown.stdout);
-    assert!(!line("devices").contains("written 0 bytes"), "{}", shown.stdout);
+    assert!(!line("data").contains("written 0 bytes"), "{}", shown.stdout);
     assert!(!line("  fsync").contains(" 0/s"), "{}", shown.stdout);
     assert!(!shown.stdout.contains('\u{1b}'), "no control characters where there is no terminal");
     sumfs(&["top", "/"]).expect_failure(1, &["/", "sumfs"]);

@@ -20,7 +20,7 @@ const BAD: Style = Style::new().fg(Color::Red).add_modifier(Modifier::BOLD);
 /// What happened between two samples, and what is.
 pub fn screen(between: &Between<'_>) -> Vec<Line<'static>> {
     let mut lines = title(between);
-    lines.extend([requests(between), devices_moved(between)]);
+    lines.extend([requests(between), data_moved(between)]);
     lines.extend(fast_path(between));
     lines.extend(fullness(between.now));
     lines.push(Line::default());
@@ -67,20 +67,20 @@ fn title(between: &Between<'_>) -> Vec<Line<'static>> {
 
 fn requests(between: &Between<'_>) -> Line<'static> {
     let busiest = between.busiest("counters/operations");
-    let all: f64 = busiest.iter().map(|(_, rate)| rate).sum();
+    let all = busiest.iter().map(|(_, rate)| rate).fold(0.0, |sum, rate| sum + rate);
     let named = busiest.iter().take(NAMED_MAX).map(|(name, rate)| format!("   {name} {}", per_second(*rate)));
     Line::from(vec![label("requests"), per_second(all).into(), named.collect::<String>().into()])
 }
 
-fn devices_moved(between: &Between<'_>) -> Line<'static> {
+fn data_moved(between: &Between<'_>) -> Line<'static> {
     let rate = |name: &str| between.rate(&format!("counters/io/{name}"));
     let moved = format!(
-        "read {}/s   written {}/s   flushes {}",
+        "read {}/s   written {}/s   device flushes {}",
         bytes(rate("bytes_read")),
         bytes(rate("bytes_written")),
         per_second(rate("device_flushes"))
     );
-    Line::from(vec![label("devices"), moved.into()])
+    Line::from(vec![label("data"), moved.into()])
 }
 
 fn fast_path(between: &Between<'_>) -> [Line<'static>; 2] {
@@ -197,7 +197,7 @@ mod tests {
 READ-ONLY: a flush failed
 
 requests   1100/s   read 1000/s   write 100/s
-devices    read 10.0 MiB/s   written 3.0 MiB/s   flushes 4.0/s
+data       read 10.0 MiB/s   written 3.0 MiB/s   device flushes 4.0/s
 fast path  reads [###############-----]  75 %   writes [####################] 100 %
   refused  not_cached 250/s
 cache      3.0 MiB of data, 0 inodes   hits 75 %
