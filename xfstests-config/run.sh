@@ -3,6 +3,7 @@
 # which users it needs: fsgqa, fsgqa2, 123456-fsgqa); it is not changed. The arguments go to its `check`: `-g quick` if there are none.
 #
 #   CACHE=writeback|none   one cache mode; without it both, one after the other
+#   SUMFS_OPTIONS=chattr   further mount options; without this one the tests of chattr(1) are not run
 #   EXCLUDE=no             also the tests in the list `exclude`
 #   TIME_LIMIT=900         seconds after which a test is killed, and so fails
 #   SUMFS=PATH             the program (otherwise target/release/sumfs, or the one on PATH)
