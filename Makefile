@@ -48,6 +48,7 @@ test: deps ## All tests: unit, in process, and (as root) on real mounts
 	$(call need,fio,fio)
 	$(call need,git,git)
 	$(call need,unzip,unzip)
+	$(call need,fusermount3,fuse3)
 	$(CARGO) test --release
 
 mounted: deps ## Only the tests on real mounts; as root
@@ -57,6 +58,7 @@ mounted: deps ## Only the tests on real mounts; as root
 	$(call need,fio,fio)
 	$(call need,git,git)
 	$(call need,unzip,unzip)
+	$(call need,fusermount3,fuse3)
 	$(CARGO) test --release --test mounted
 
 crash: deps ## Only the simulated power cuts; SEEDS= says how many

@@ -9,7 +9,7 @@ use super::metrics::Target;
 use super::options::{self, MountOptions};
 use super::{Failure, Outcome, WithCode, daemon, mountinfo};
 use crate::sys::{self, Mounted};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, ErrorKind};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -76,6 +76,10 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let options = MountOptions::parse(&arguments.options, arguments.sloppy)?;
     if options.remount {
         return remount(arguments, &options);
+    }
+    if options.nofail && arguments.store.symlink_metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+        eprintln!("sumfs: store {}: does not exist; nothing is mounted, as nofail asks", arguments.store.display());
+        return Ok(0);
     }
     let plan = plan(arguments, options)?;
     if arguments.fake {
@@ -158,7 +162,6 @@ fn existing_mountpoint(path: &Path) -> Result<PathBuf, Failure> {
 
 /// The directory's absolute path, or what is wrong with it and what to do.
 fn existing_directory(path: &Path) -> Result<PathBuf, String> {
-    use std::io::ErrorKind;
     let found = path.canonicalize().and_then(|absolute| Ok((std::fs::metadata(&absolute)?.is_dir(), absolute)));
     match found {
         Ok((true, absolute)) => Ok(absolute),

@@ -10,7 +10,7 @@ use crate::sys::MountFlags;
 use std::path::PathBuf;
 
 /// Our options and one line about each.
-pub const OPTIONS: [(&str, &str); 20] = [
+pub const OPTIONS: [(&str, &str); 21] = [
     ("ro | rw", "read-only changes no byte of the store"),
     ("cache=writeback|none", "who holds written data first: the kernel's page cache, or the daemon"),
     ("cache-size=SIZE", "memory for the daemon's caches (256M)"),
@@ -36,13 +36,13 @@ pub const OPTIONS: [(&str, &str); 20] = [
     ("fsname=NAME", "what the list of mounts shows as the source, instead of the store's path"),
     ("metrics=ADDRESS:PORT|FILE", "give metrics out in the text form of Prometheus"),
     ("suid | nosuid, dev | nodev, exec | noexec, sync", "as for every file system"),
+    ("nofail", "it is no failure if the store is not there (for fstab)"),
     ("remount", "with ro, rw, nosuid and so on: change a mount that exists"),
 ];
 
 /// Options without a value that mount(8) handles itself or that mean nothing here.
-const IGNORED: [&str; 18] = [
+const IGNORED: [&str; 17] = [
     "defaults",
-    "nofail",
     "noauto",
     "auto",
     "user",
@@ -93,6 +93,8 @@ pub struct MountOptions {
     pub synchronous: bool,
     /// Change an existing mount instead.
     pub remount: bool,
+    /// It is no failure if the store is not there.
+    pub nofail: bool,
 }
 
 impl Default for MountOptions {
@@ -111,6 +113,7 @@ impl Default for MountOptions {
             exec: true,
             synchronous: false,
             remount: false,
+            nofail: false,
         }
     }
 }
@@ -170,6 +173,8 @@ impl MountOptions {
             "exec" => self.exec = true,
             "noexec" => self.exec = false,
             "sync" => self.synchronous = true,
+            "nofail" => self.nofail = true,
+            "fail" => self.nofail = false,
             "remount" => self.remount = true,
             _ => return IGNORED.contains(&name) || name.starts_with("x-"),
         }

@@ -13,6 +13,7 @@ mod directories;
 #[path = "../common/durability.rs"]
 mod durability;
 mod finish;
+mod fstab;
 mod full;
 mod handles;
 mod holes;
