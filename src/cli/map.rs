@@ -4,7 +4,7 @@ use super::mountinfo;
 use super::umount::ask_daemon;
 use super::{Failure, Outcome, WithCode};
 use crate::control::Command;
-use crate::sys::Mounted;
+use crate::sys::{FILE_SYSTEM_TYPE, Mounted};
 use serde_json::Value;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -39,17 +39,18 @@ pub fn run(arguments: &Arguments) -> Outcome {
 /// The mount that a regular file is in, and its inode number.
 pub(super) fn file_in_mount(file: &Path) -> Result<(Mounted, u64), Failure> {
     let shown = file.display();
-    let path = file.canonicalize().map_err(|error| Failure::new(1, format!("{shown}: {error}")))?;
-    let metadata = std::fs::metadata(&path).map_err(|error| Failure::new(1, format!("{shown}: {error}")))?;
+    let failed = |error: std::io::Error| Failure::new(1, format!("{shown}: {error}; name a file in a sumfs mount"));
+    let path = file.canonicalize().map_err(failed)?;
+    let metadata = std::fs::metadata(&path).map_err(failed)?;
     if !metadata.is_file() {
-        return Err(Failure::new(1, format!("{shown} is not a regular file")));
+        return Err(Failure::new(1, format!("{shown} is not a regular file; only these have data")));
     }
     let mounts = mountinfo::mounts().or_code(1)?;
     let holder =
         mounts.iter().filter(|mount| path.starts_with(&mount.mountpoint)).max_by_key(|mount| mount.mountpoint.as_os_str().len());
     match holder.filter(|mount| mountinfo::is_sumfs(mount)) {
         Some(mount) => Ok((mount.clone(), metadata.ino())),
-        None => Err(Failure::new(1, format!("{shown} is not in a sumfs mount"))),
+        None => Err(Failure::new(1, format!("{shown} is not in a sumfs mount; `findmnt -t {}` lists these", FILE_SYSTEM_TYPE))),
     }
 }
 

@@ -165,7 +165,7 @@ fn existing_directory(path: &Path) -> Result<PathBuf, String> {
     let found = path.canonicalize().and_then(|absolute| Ok((std::fs::metadata(&absolute)?.is_dir(), absolute)));
     match found {
         Ok((true, absolute)) => Ok(absolute),
-        Ok((false, _)) => Err("is not a directory".to_owned()),
+        Ok((false, _)) => Err("is not a directory; name the directory of a store, and one to mount it on".to_owned()),
         Err(error) if error.kind() == ErrorKind::NotFound => Err("does not exist; make it first, or correct the path".to_owned()),
         Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {
             Err(format!("a file system whose daemon is gone is mounted there; first run: sumfs umount {}", path.display()))

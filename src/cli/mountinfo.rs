@@ -68,7 +68,14 @@ pub fn sumfs_mount(mountpoint: &Path) -> std::result::Result<Mounted, Failure> {
     let shown = mountpoint.display();
     match mount_at(mountpoint).or_code(1)? {
         Some(mount) if is_sumfs(&mount) => Ok(mount),
-        Some(mount) => Err(Failure::new(1, format!("{shown} is a mount of type {}, not of sumfs", mount.file_system_type))),
+        Some(mount) => Err(Failure::new(
+            1,
+            format!(
+                "{shown} is a mount of type {}, not of sumfs; `findmnt -t {}` lists those",
+                mount.file_system_type,
+                sys::FILE_SYSTEM_TYPE
+            ),
+        )),
         None => match mount_of_store(mountpoint) {
             Ok(Some(mount)) => Err(Failure::new(
                 1,

@@ -95,7 +95,9 @@ impl Filesystem {
                 record.state = ScrubState::Paused;
                 Ok(())
             }
-            state => Err(Error::usage(format!("no scrub is running (the last one: {})", state.name()))),
+            state => {
+                Err(Error::usage(format!("no scrub is running (the last one: {}); sumfs scrub start begins one", state.name())))
+            }
         })
     }
 
@@ -107,7 +109,9 @@ impl Filesystem {
                 record.limit = limit.unwrap_or(record.limit);
                 Ok(())
             }
-            state => Err(Error::usage(format!("no scrub is paused (the last one: {})", state.name()))),
+            state => {
+                Err(Error::usage(format!("no scrub is paused (the last one: {}); sumfs scrub start begins one", state.name())))
+            }
         })
     }
 
@@ -119,7 +123,10 @@ impl Filesystem {
                 record.ended = now().seconds;
                 Ok(())
             }
-            state => Err(Error::usage(format!("there is no scrub to cancel (the last one: {})", state.name()))),
+            state => Err(Error::usage(format!(
+                "there is no scrub to cancel (the last one: {}); sumfs scrub status says what it found",
+                state.name()
+            ))),
         })
     }
 

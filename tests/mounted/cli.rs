@@ -92,6 +92,70 @@ fn a_store_on_a_sumfs_is_refused() {
     sumfs(&["mkfs", text(&inner), "--size", "16M"]).expect_failure(1, &[text(&inner), "sumfs"]);
 }
 
+/// What each command must say, and with what code it ends.
+const WRONG: &[(&str, i32, &[&str])] = &[
+    ("info nothing", 1, &["nothing does not exist", "sumfs mkfs nothing"]),
+    ("info plain", 1, &["plain is no sumfs store", "sumfs mkfs"]),
+    ("info file", 1, &["file is not a directory", "sumfs mkfs DIRECTORY"]),
+    ("check nothing", 8, &["nothing does not exist", "sumfs mkfs nothing"]),
+    ("check file", 8, &["file is not a directory", "sumfs mkfs DIRECTORY"]),
+    ("scrub start plain", 8, &["plain is no sumfs store", "sumfs mkfs"]),
+    ("scrub status nothing", 8, &["nothing does not exist", "sumfs mkfs nothing"]),
+    ("scrub pause store", 8, &["no scrub is running", "scrub start"]),
+    ("scrub resume store", 8, &["no scrub is paused", "scrub start"]),
+    ("scrub cancel store", 8, &["no scrub to cancel", "scrub status"]),
+    ("damage list nothing", 8, &["nothing does not exist", "sumfs mkfs nothing"]),
+    ("stats plain", 1, &["plain is not a mount point", "findmnt"]),
+    ("top --once nothing", 1, &["nothing is not a mount point", "findmnt"]),
+    ("top --once store", 1, &["store", "findmnt"]),
+    ("sync /proc", 1, &["/proc is a mount of type proc", "findmnt"]),
+    ("umount plain", 1, &["plain is not a mount point", "findmnt"]),
+    ("map nothing", 1, &["nothing: No such file", "name a file in a sumfs mount"]),
+    ("map plain", 1, &["plain is not a regular file", ";"]),
+    ("map file", 1, &["file is not in a sumfs mount", "findmnt"]),
+    ("read --ignore-checksum file", 1, &["file is not in a sumfs mount", "findmnt"]),
+    ("mkfs store --size 64M", 1, &["store is a store already", "--force"]),
+    ("mkfs plain/x/y --size 64M", 1, &["plain/x does not exist", "make it first"]),
+    ("mkfs new --size 1K", 1, &["16 MiB"]),
+    ("mkfs file --size 64M", 1, &["file is not a directory", "directory of its own"]),
+    ("mkfs new --data dup --device /nowhere", 1, &["/nowhere does not exist", "--size"]),
+    ("mkfs new --size many", 2, &["many", "500M"]),
+    ("mount nothing mnt", 32, &["nothing: does not exist", "make it first"]),
+    ("mount file mnt", 32, &["file: is not a directory", "name the directory of a store"]),
+    ("mount store file", 32, &["file: is not a directory", "one to mount it on"]),
+    ("mount plain mnt", 32, &["plain is no sumfs store", "sumfs mkfs"]),
+    ("mount store mnt -o cache=bogus", 1, &["cache=bogus", "writeback or none"]),
+    ("mount store mnt -o bogus", 1, &["bogus", "valid are ro"]),
+    ("mount store", 1, &["<MOUNTPOINT>", "--help"]),
+    ("man --dir file/x", 1, &["file/x", "name a directory"]),
+    ("systemd-units --dir file/x", 1, &["file/x", "name a directory"]),
+    ("completions csh", 2, &["csh", "bash"]),
+    ("top store -n 0", 2, &["0", "seconds from 0.1"]),
+    ("read file", 2, &["--ignore-checksum", "Usage"]),
+    ("frobnicate", 2, &["frobnicate", "--help"]),
+];
+
+#[test]
+fn whatever_is_wrong_is_named_with_the_way_out() {
+    let place = Place::new();
+    fs::create_dir(place.at("plain")).unwrap();
+    fs::write(place.at("file"), "x").unwrap();
+    let mut commands = WRONG.iter().filter_map(|(line, ..)| line.split(' ').next()).collect::<Vec<_>>();
+    commands.dedup();
+    let help = sumfs(&["--help"]).expect_success().stdout;
+    let offered = help.lines().filter_map(|line| line.strip_prefix("  ").and_then(|line| line.split(' ').next()));
+    let forgotten: Vec<&str> = offered.filter(|name| name.starts_with(char::is_lowercase) && *name != "help").collect();
+    assert!(forgotten.len() > 10 && forgotten.iter().all(|name| commands.contains(name)), "{forgotten:?} and {commands:?}");
+    for (line, code, parts) in WRONG {
+        let before = fs::read_dir(place.store()).unwrap().count();
+        let (directory, program) = (place.directory.path().display(), SUMFS);
+        let ran = run("sh", &["-c", &format!("cd '{directory}'; '{program}' {line}")]);
+        assert_eq!((ran.code, ran.stdout.as_str()), (*code, ""), "{line}: {}", ran.stderr);
+        assert!(parts.iter().all(|part| ran.stderr.contains(part)), "{line}: {}", ran.stderr);
+        assert_eq!(fs::read_dir(place.store()).unwrap().count(), before, "{line} changed the store");
+    }
+}
+
 #[test]
 fn mounting_what_cannot_be_mounted() {
     let place = Place::new();
