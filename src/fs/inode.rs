@@ -20,6 +20,8 @@ pub struct InodeState {
     pub is_dirty: bool,
     /// Transaction of the last append.
     pub sequence: u64,
+    /// Being deleted: the kernel does not get to know it any more.
+    pub is_dying: bool,
     /// Deleted from the metadata: nothing may be appended for it any more.
     pub is_gone: bool,
     /// Directories: where listings end: the next cookie when last read from the start.
@@ -46,7 +48,7 @@ pub struct Inode {
 impl Inode {
     /// An inode with this record.
     pub fn new(number: InodeNumber, record: InodeRecord, file: Option<Arc<CachedFile>>, sequence: u64) -> Inode {
-        let state = InodeState { record, is_dirty: false, sequence, is_gone: false, listing_end: None };
+        let state = InodeState { record, is_dirty: false, sequence, is_dying: false, is_gone: false, listing_end: None };
         Inode {
             number,
             state: RankedMutex::new(Rank::Attributes, state),

@@ -79,16 +79,10 @@ impl Filesystem {
         };
         self.list_entries(inode, cookie, &prepare, &mut |entry| {
             let is_dot = entry.next < COOKIE_FIRST;
-            // Counted first: an inode that the kernel knows is not reaped.
-            if !is_dot {
-                self.table.add_lookup(entry.inode);
-            }
-            let attributes = match self.inode(entry.inode) {
-                Ok(found) => found.attributes(),
+            let found = if is_dot { self.getattr(entry.inode) } else { self.meet(entry.inode) };
+            let attributes = match found {
+                Ok(attributes) => attributes,
                 Err(error) => {
-                    if !is_dot {
-                        self.forget(entry.inode, 1);
-                    }
                     // Unlinked meanwhile: not listed any more.
                     if !matches!(error, Error::Stale) {
                         failed = Some(error);

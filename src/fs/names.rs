@@ -39,15 +39,8 @@ impl Filesystem {
             b"." | b".." => self.by_number(parent, name)?,
             _ => self.entry(parent, name)?.ok_or(Error::NotFound)?.inode,
         };
-        self.table.add_lookup(entry);
-        match self.inode(entry) {
-            Ok(inode) => Ok(inode.attributes()),
-            Err(error) => {
-                self.forget(entry, 1);
-                // Unlinked between the two reads.
-                Err(if matches!(error, Error::Stale) { Error::NotFound } else { error })
-            }
-        }
+        // Unlinked between the two reads.
+        self.meet(entry).map_err(|error| if matches!(error, Error::Stale) { Error::NotFound } else { error })
     }
 
     /// For file handles, which outlive what the kernel remembers: an inode itself, or the directory that it is in. One without a name is

@@ -3,6 +3,7 @@
 
 use super::Filesystem;
 use super::inode::Inode;
+use super::types::Attributes;
 use crate::error::{Error, Result};
 use crate::extent::FileExtents;
 use crate::meta::Batch;
@@ -47,14 +48,40 @@ impl Filesystem {
         }
     }
 
+    /// Counts a lookup of an inode that was found, and gives its attributes. Counted first: what the kernel knows is not reaped. ESTALE
+    /// when that has begun.
+    pub(super) fn meet(&self, number: InodeNumber) -> Result<Attributes> {
+        self.table.add_lookup(number);
+        let met = self.inode(number).and_then(|inode| match inode.state.lock().is_dying {
+            true => Err(Error::Stale),
+            false => Ok(inode.clone()),
+        });
+        match met {
+            Ok(inode) => Ok(inode.attributes()),
+            Err(error) => {
+                self.forget(number, 1);
+                Err(error)
+            }
+        }
+    }
+
     fn reap(&self, inode: &Arc<Inode>) -> Result<()> {
         let _range = inode.ranges.lock(0..u64::MAX, false);
         {
-            let state = inode.state.lock();
+            let mut state = inode.state.lock();
             if state.is_gone || state.record.links > 0 || self.table.is_known(inode.number) {
                 return Ok(());
             }
+            state.is_dying = true;
         }
+        let deleted = self.delete(inode);
+        if deleted.is_err() {
+            inode.state.lock().is_dying = false;
+        }
+        deleted
+    }
+
+    fn delete(&self, inode: &Arc<Inode>) -> Result<()> {
         if let Some(file) = &inode.file {
             self.cache.discard(file, 0..u64::MAX);
             file.set_size(0);

@@ -14,6 +14,7 @@ mod durability;
 mod machine;
 mod names;
 mod ranges;
+mod revival;
 mod room;
 
 use shuttle::rand::{Rng, thread_rng};
