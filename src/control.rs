@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::fs::DirBuilder;
+use std::fs::{DirBuilder, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -29,6 +29,8 @@ const CONNECTIONS_MAX: usize = 16;
 const REQUEST_BYTES_MAX: u64 = 4096;
 /// How long a client may take to send its line.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// Before the next attempt to accept when that failed.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
 /// What may be asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -201,6 +203,7 @@ impl Drop for Server {
 }
 
 fn accept_loop(shared: &Arc<Shared>) {
+    let (mut spare, mut is_told) = (spare_descriptor(), false);
     loop {
         let accepted = shared.listener.accept();
         if shared.stopping.load(Ordering::SeqCst) {
@@ -209,12 +212,25 @@ fn accept_loop(shared: &Arc<Shared>) {
         match accepted {
             Ok((stream, _)) => begin(shared, stream),
             Err(error) => {
-                tracing::warn!("control socket: {error}");
-                // Out of file descriptors, most likely; that passes.
-                std::thread::sleep(Duration::from_millis(200));
+                if !std::mem::replace(&mut is_told, true) {
+                    tracing::warn!("control socket: {error}");
+                }
+                match spare.take().map(drop).map(|()| shared.listener.accept()) {
+                    // One after another, as there is one descriptor for all of them.
+                    Some(Ok((stream, _))) if !shared.stopping.load(Ordering::SeqCst) => serve(shared, stream),
+                    Some(Ok(_)) => return,
+                    // That passes.
+                    _ => std::thread::sleep(ACCEPT_PAUSE),
+                }
+                spare = spare_descriptor();
             }
         }
     }
+}
+
+/// To be given up for a connection when there is no other left.
+fn spare_descriptor() -> Option<File> {
+    File::open("/dev/null").ok()
 }
 
 /// Gives the connection a thread of its own, so that a slow sync or a silent client holds up nobody.

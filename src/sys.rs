@@ -14,11 +14,12 @@ use rustix::io::{Errno, FdFlags};
 use rustix::mount::UnmountFlags;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use std::ffi::{CString, OsString};
+use std::fs::File;
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -35,6 +36,9 @@ const SUBTYPE: &str = "sumfs";
 const ARENAS: (usize, usize) = (2, 8);
 /// Allocations from here on are mapped by themselves, and given back when freed.
 const MAPPED_BYTES_MIN: libc::c_int = 512 << 10;
+/// Open files that a mount needs: disks, queues and readers of requests, control.
+const OPEN_FILES_MIN: u64 = 64;
+const MOUNT_LIST_PIECE_BYTES: usize = 64 << 10;
 const FUSE_DEVICE: &str = "/dev/fuse";
 /// `_IOR(229, 0, uint32_t)`.
 const FUSE_DEV_IOC_CLONE: libc::Ioctl = 0x8004_e500;
@@ -250,7 +254,24 @@ pub struct Mounted {
 
 /// All mounts that this process sees, the topmost of a stack last. Asks no mounted file system anything.
 pub fn mounts() -> io::Result<Vec<Mounted>> {
-    let text = std::fs::read("/proc/self/mountinfo")?;
+    // Kept open: a daemon that has no descriptor left must still find out what to unmount.
+    static LIST: OnceLock<File> = OnceLock::new();
+    let list = match LIST.get() {
+        Some(list) => list,
+        None => {
+            let opened = File::open("/proc/self/mountinfo")?;
+            LIST.get_or_init(|| opened)
+        }
+    };
+    let (mut text, mut piece) = (Vec::new(), vec![0; MOUNT_LIST_PIECE_BYTES]);
+    loop {
+        match list.read_at(&mut piece, text.len() as u64) {
+            Ok(0) => break,
+            Ok(count) => text.extend_from_slice(piece.get(..count).unwrap_or_default()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
     Ok(text.split(|byte| *byte == b'\n').filter_map(parse_mount).collect())
 }
 
@@ -366,12 +387,23 @@ pub fn new_session() -> io::Result<()> {
     Ok(())
 }
 
-/// Raises the limit of open files to what the system allows.
-pub fn raise_open_files_limit() {
-    let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-    limit.current = limit.maximum;
-    if let Err(error) = rustix::process::setrlimit(rustix::process::Resource::Nofile, limit) {
+/// Raises the limit of open files to what the system allows; an error when that is fewer than a mount needs.
+pub fn raise_open_files_limit() -> Result<()> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let found = getrlimit(Resource::Nofile);
+    let Some(maximum) = found.maximum else { return Ok(()) };
+    let wanted = maximum.max(OPEN_FILES_MIN);
+    // Above its maximum only with the right to do so.
+    let limit = |count| Rlimit { current: Some(count), maximum: Some(count) };
+    let raised = setrlimit(Resource::Nofile, limit(wanted)).or_else(|_| setrlimit(Resource::Nofile, limit(maximum)));
+    if let Err(error) = raised {
         tracing::info!("the limit of open files stays as it is: {error}");
+    }
+    match getrlimit(Resource::Nofile).current {
+        Some(count) if count < OPEN_FILES_MIN => Err(Error::usage(format!(
+            "only {count} open files are allowed here and a mount needs {OPEN_FILES_MIN}; raise the limit (ulimit -Hn, LimitNOFILE= of the service)"
+        ))),
+        _ => Ok(()),
     }
 }
 

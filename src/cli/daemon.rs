@@ -56,7 +56,7 @@ fn serve(plan: &Plan, usable: &Cell<bool>) -> std::result::Result<(), Failure> {
     rustix::process::chdir("/").map_err(|error| Failure::new(CODE_FAILED, format!("changing to /: {error}")))?;
     sys::become_io_flusher();
     sys::keep_memory_together();
-    sys::raise_open_files_limit();
+    sys::raise_open_files_limit().or_code(CODE_FAILED)?;
 
     let store = StoreDirectory::open(&plan.store, plan.options.filesystem.read_only, Some(LOCK_TIMEOUT)).or_code(CODE_FAILED)?;
     let mut description = info::describe_store(&store);
