@@ -43,12 +43,14 @@ pub fn mount_of_store(store: &Path) -> Result<Option<Mounted>> {
     if let Some(at) = mounts.iter().rposition(|mount| mount.source == wanted) {
         return Ok(Some(mounts.swap_remove(at)));
     }
-    mounts.retain(has_name);
     if mounts.is_empty() {
         return Ok(None);
     }
     // What is no store is mounted nowhere.
-    let mountpoint = StoreDirectory::read_uuid(&wanted).ok().and_then(|uuid| served_at(&uuid));
+    let Ok(uuid) = StoreDirectory::read_uuid(&wanted) else { return Ok(None) };
+    // A store that is where its mount says is the one that is mounted there, and this one a copy of it.
+    mounts.retain(|mount| has_name(mount) || !StoreDirectory::read_uuid(&mount.source).is_ok_and(|named| named == uuid));
+    let mountpoint = if mounts.is_empty() { None } else { served_at(&uuid) };
     Ok(mounts.into_iter().rfind(|mount| mountpoint.as_ref() == Some(&mount.mountpoint)))
 }
 

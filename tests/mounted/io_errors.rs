@@ -202,9 +202,20 @@ fn a_device_that_loses_its_end_costs_what_lay_there() {
 fn a_store_can_be_moved_while_it_is_mounted() {
     let mut mount = Mount::with_size("64M", "");
     let content = pattern(3 << 20, 1);
+    let copy = mount.beside("copy");
+    mount.umount();
+    run("cp", &["-a", text(&mount.store()), text(&copy)]).expect_success();
+    mount.mount();
     fs::write(mount.path().join("before"), &content).unwrap();
+    // A copy is a store of its own, mounted nowhere.
+    crate::mount::check(&copy).expect_success();
     let moved = mount.beside("moved");
     fs::rename(mount.store(), &moved).unwrap();
+    // Found by its number, where the list of mounts names a path that is no more; nobody waits for its lock.
+    sumfs(&["mount", text(&moved), text(&mount.path())])
+        .expect_failure(CODE_MOUNT_FAILED, &["already mounted at", text(&mount.path())]);
+    let checked = crate::mount::check(&moved);
+    assert!(checked.code != 0 && checked.stderr.contains("mounted at"), "{checked:?}");
     let file = File::create(mount.path().join("after")).unwrap();
     file.write_all_at(&content, 0).unwrap();
     file.sync_all().unwrap();
