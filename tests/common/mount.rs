@@ -188,6 +188,11 @@ impl Mount {
         let pid = self.info().get("pid").and_then(serde_json::Value::as_i64).expect("info names the daemon");
         let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        self.bury();
+    }
+
+    /// Takes a mount away whose daemon was killed.
+    pub fn bury(&mut self) {
         // Not `sumfs umount`: that would rightly say that the store was not closed. The next mount waits for the store's lock.
         rustix::mount::unmount(self.path(), rustix::mount::UnmountFlags::DETACH).unwrap();
         self.mounted = false;

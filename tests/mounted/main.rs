@@ -39,6 +39,7 @@ mod recording_file;
 #[path = "../common/reference_model.rs"]
 mod reference_model;
 mod scale;
+mod scarcity;
 mod scrub;
 mod smoke;
 mod sockets;
