@@ -87,6 +87,10 @@ pub mod inode_flags {
     pub const EXTENDED_APPEND_ONLY: u32 = 0x10;
     pub const EXTENDED_NO_ATIME: u32 = 0x40;
 }
+/// Flag of a GETATTR: of an open file, for a write or read of it; not for stat(2).
+pub const GETATTR_FILE: u32 = 1 << 0;
+/// In the place of an answer's error: a notice that attributes are to be asked for again.
+pub const INVALIDATE_INODE: u32 = 2;
 /// Flag of a WRITE: out of the kernel's page cache.
 pub const WRITE_CACHE: u32 = 1 << 0;
 /// Flag of a WRITE: clear set-user-id and set-group-id.

@@ -3,7 +3,7 @@
 //!
 //! A message comes in one piece from /dev/fuse and in three over a ring (header, fixed part, the rest); [`Message`] is both.
 
-use super::abi::{self, Fields, IN_HEADER_BYTES, WRITE_IN_BYTES, fattr, opcode};
+use super::abi::{self, Fields, GETATTR_FILE, IN_HEADER_BYTES, WRITE_IN_BYTES, fattr, opcode};
 use super::translate::{read_flags, write_flags};
 use crate::fs::{Caller, ReadFlags, SetAttributes, SetTime, WriteFlags};
 use crate::stats::Operation;
@@ -61,7 +61,9 @@ pub enum Body<'a> {
     BatchForget {
         pairs: &'a [u8],
     },
-    Getattr,
+    Getattr {
+        of_open_file: bool,
+    },
     Statx,
     /// Nothing at all is possible and right: who writes, or gives a file to nobody else, takes set-user-id away.
     Setattr(SetAttributes),
@@ -208,7 +210,7 @@ impl<'a> Body<'a> {
         Some(match opcode {
             opcode::READ => read(message)?,
             opcode::WRITE => write(message)?,
-            opcode::GETATTR => Body::Getattr,
+            opcode::GETATTR => Body::Getattr { of_open_file: message.split(16)?.0.u32()? & GETATTR_FILE != 0 },
             opcode::STATX => Body::Statx,
             opcode::SETATTR => Body::Setattr(setattr(message.split(88)?.0)?),
             opcode::FSYNC | opcode::FSYNCDIR => fsync(message)?,
@@ -276,7 +278,7 @@ impl<'a> Body<'a> {
         match self {
             Body::Lookup { .. } => Operation::Lookup,
             Body::Forget { .. } | Body::BatchForget { .. } => Operation::Forget,
-            Body::Getattr | Body::Statx => Operation::Getattr,
+            Body::Getattr { .. } | Body::Statx => Operation::Getattr,
             Body::Setattr(_) => Operation::Setattr,
             Body::Readlink => Operation::Readlink,
             Body::Symlink { .. } => Operation::Symlink,

@@ -9,6 +9,7 @@
 use super::abi::{FS_IOC_SHUTDOWN, Message as Answer, inode_flags};
 use super::dispatch::{Busy, Dispatcher, Read, Reading, Write};
 use super::encode;
+use super::refusals::Refusals;
 use super::reply::Reply;
 use super::request::{Body, Dialect, Message, Request, forgets};
 use super::translate::{
@@ -54,12 +55,14 @@ pub struct Server {
     stats: Arc<Stats>,
     dispatcher: Dispatcher,
     dialect: Dialect,
+    /// Told to writers whom the kernel's cache would never tell.
+    pub refusals: Arc<Refusals>,
 }
 
 impl Server {
     /// Ready for requests in `dialect`.
     pub fn new(fs: Arc<Filesystem>, dispatcher: Dispatcher, dialect: Dialect) -> Server {
-        Server { stats: fs.stats().clone(), fs, dispatcher, dialect }
+        Server { stats: fs.stats().clone(), fs, dispatcher, dialect, refusals: Arc::default() }
     }
 
     /// Marks the calling thread of a ring awake while the result lives.
@@ -94,14 +97,20 @@ impl Server {
             }
             Body::Write { offset, data, flags } => {
                 let write = Write { caller: *caller, inode: node, offset, flags };
-                self.dispatcher.write(write, data, |result| written(result, reply));
+                let refusals = flags.from_cache.then(|| (self.refusals.clone(), data.len()));
+                self.dispatcher.write(write, data, move |result| {
+                    let refused = refusals.filter(|_| matches!(result, Err(Error::NoSpace)));
+                    written(result, reply);
+                    refused.into_iter().for_each(|(refusals, bytes)| refusals.note(node, bytes));
+                });
             }
             Body::Fsync { data_only } => self.dispatcher.fsync(node, data_only, |result| reply.empty(result)),
             Body::Lookup { name } => match self.fs.lookup(node, name) {
                 Err(Error::NotFound) => reply.body(encode::no_entry().as_slice()),
                 result => entry(result, reply),
             },
-            Body::Getattr => attributes(self.fs.getattr(node), reply),
+            Body::Getattr { of_open_file: true } if self.refusals.take(node) => reply.error(&Error::NoSpace),
+            Body::Getattr { .. } => attributes(self.fs.getattr(node), reply),
             Body::Statx => encoded(self.fs.getattr(node), encode::statx, reply),
             Body::Setattr(change) => attributes(self.fs.setattr(caller, node, &change), reply),
             Body::Forget { count } => {

@@ -257,6 +257,7 @@ impl Serving {
         transport: Transport,
         end_mount: EndMount,
     ) -> io::Result<Serving> {
+        server.refusals.send_through(Channel::new(agreed.device.try_clone()?));
         let rings = if agreed.over_rings {
             let device = Arc::new(agreed.device.try_clone()?);
             let on_death: OnDeath = Arc::new(move |why| end_mount.because(&why));

@@ -54,7 +54,7 @@ fn settled(path: &Path, at_least: u64) -> u64 {
 }
 
 /// One dd of more than fits; the bytes of the file whose blocks hold what was written. Not an endless one: with the kernel's cache
-/// before us write(2) is never told, only fsync and close are.
+/// before us write(2) is told late.
 fn dd(root: &Path, promised: u64) -> u64 {
     let target = root.join("large");
     let count = (promised >> 20) + 40;
@@ -123,6 +123,35 @@ fn statfs_keeps_its_promise(options: &str) {
         fs::remove_file(entry.unwrap().path()).unwrap();
     }
     assert_eq!(settled(&root, fresh), fresh, "SEED={seed} emptied");
+}
+
+/// A dd that knows no end, which with the kernel's cache in front no write(2) would stop.
+fn an_endless_dd_ends(options: &str) {
+    let mount = Mount::with_size("128M", options);
+    let root = mount.path();
+    let small = pattern(300_000, 1);
+    fs::write(root.join("small"), &small).unwrap();
+    let target = format!("of={}", text(&root.join("endless")));
+    let ran = run("dd", &["if=/dev/zero", &target, "bs=1M"]);
+    assert!(ran.code == 1 && ran.stderr.contains("No space left"), "{ran:?}");
+    assert_same(&fs::read(root.join("small")).unwrap(), &small, "another file");
+    sync(&root);
+    assert_not_latched(&mount);
+    fs::remove_file(root.join("endless")).unwrap();
+    settled(&root, 64 << 20);
+    fs::write(root.join("small"), pattern(3 << 20, 2)).unwrap();
+    sumfs(&["sync", text(&root)]).expect_success();
+    assert_same(&fs::read(root.join("small")).unwrap(), &pattern(3 << 20, 2), "room again");
+}
+
+#[test]
+fn an_endless_dd_ends_writeback() {
+    an_endless_dd_ends("cache=writeback");
+}
+
+#[test]
+fn an_endless_dd_ends_none() {
+    an_endless_dd_ends("cache=none");
 }
 
 #[test]

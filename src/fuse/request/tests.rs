@@ -78,7 +78,8 @@ fn data() {
 
 #[test]
 fn attributes() {
-    decoded(opcode::GETATTR, &fields(&[0, 0]), &[], "Getattr");
+    decoded(opcode::GETATTR, &fields(&[0, 0]), &[], "Getattr { of_open_file: false }");
+    decoded(opcode::GETATTR, &fields(&[1, 9]), &[], "Getattr { of_open_file: true }");
     decoded(opcode::STATX, &fields(&[0, 0, 0]), &[], "Statx");
     decoded(opcode::STATFS, &[], &[], "Statfs");
     let setxattr = fields(&[2 | 1 << 32, 1]);
