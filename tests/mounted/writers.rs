@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -209,11 +210,16 @@ pub fn work_until(writers: &mut [Writer], acknowledged: u64, end: impl FnOnce())
         }
         let begin = Instant::now();
         while count.load(Ordering::Relaxed) < acknowledged {
-            assert!(begin.elapsed() < PATIENCE, "{} of {acknowledged} operations", count.load(Ordering::Relaxed));
+            if begin.elapsed() > PATIENCE {
+                is_over.store(true, Ordering::Relaxed);
+                panic!("{} of {acknowledged} operations", count.load(Ordering::Relaxed));
+            }
             std::thread::yield_now();
         }
-        end();
+        // A panic must end the writers too, who are waited for.
+        let ended = catch_unwind(AssertUnwindSafe(end));
         is_over.store(true, Ordering::Relaxed);
+        ended.unwrap_or_else(|panic| resume_unwind(panic));
     });
     count.load(Ordering::Relaxed)
 }
