@@ -105,6 +105,7 @@ pub(super) struct Backend {
     healed: AtomicU64,
     reported: Mutex<HashSet<u64>>,
     detached: AtomicBool,
+    gave_up: AtomicBool,
     failure: Mutex<Option<Error>>,
     write_failure: Mutex<Option<Error>>,
 }
@@ -187,6 +188,7 @@ impl Backend {
             healed: AtomicU64::new(0),
             reported: Mutex::new(HashSet::new()),
             detached: AtomicBool::new(false),
+            gave_up: AtomicBool::new(false),
             failure: Mutex::new(None),
             write_failure: Mutex::new(None),
         })
@@ -200,6 +202,16 @@ impl Backend {
     /// From now on redb can change nothing any more: what its close would write is refused. Reads still work.
     pub(super) fn detach(&self) {
         self.detached.store(true, Ordering::Release);
+    }
+
+    /// redb panicked.
+    pub(super) fn note_panic(&self) {
+        self.gave_up.store(true, Ordering::Release);
+    }
+
+    /// Has redb panicked?
+    pub(super) fn has_panicked(&self) -> bool {
+        self.gave_up.load(Ordering::Acquire)
     }
 
     /// Pages, tables and headers that were read from, and if possible rewritten from, their second copy.

@@ -19,6 +19,7 @@ use crate::units::BLOCK;
 use parking_lot::Mutex;
 use redb::{Database, Durability, ReadOnlyTable, ReadableDatabase, TableDefinition};
 use std::collections::HashSet;
+use std::mem::ManuallyDrop;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -117,7 +118,7 @@ impl RedbIndex {
         let _applying = self.applying.lock();
         let overlay = Overlay::recording(Arc::clone(&self.backend));
         let reached = overlay.reached();
-        drop_guarded(open_database(&self.backend, overlay, VERIFY_CACHE_BYTES, true)?);
+        drop_guarded(&self.backend, open_database(&self.backend, overlay, VERIFY_CACHE_BYTES, true)?);
         let reached = std::mem::take(&mut *reached.lock());
         Ok(reached)
     }
@@ -200,7 +201,7 @@ impl Drop for RedbIndex {
     /// redb would make everything durable that was applied: not what callers of `apply` were told, and it takes time and can fail.
     fn drop(&mut self) {
         self.backend.detach();
-        drop_guarded(self.database.take());
+        drop_guarded(&self.backend, self.database.take());
     }
 }
 
@@ -227,7 +228,7 @@ impl RedbSnapshot {
 
 impl Drop for RedbSnapshot {
     fn drop(&mut self) {
-        drop_guarded(self.table.take());
+        drop_guarded(&self.backend, self.table.take());
     }
 }
 
@@ -288,6 +289,7 @@ fn guarded<T>(backend: &Backend, doing: &str, step: impl FnOnce() -> std::result
         Ok(Ok(value)) => Ok(value),
         Ok(Err(error)) => Err(ours(backend, doing, error)),
         Err(panic) => {
+            backend.note_panic();
             let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
             let text = text.unwrap_or("a panic");
             Err(Error::corrupt(format!("{doing} on {}: redb gave up: {text}", backend.disk.name())))
@@ -295,8 +297,13 @@ fn guarded<T>(backend: &Backend, doing: &str, step: impl FnOnce() -> std::result
     }
 }
 
-/// Drops something of redb's: after a panic inside it that panics, too, on the locks that it left poisoned.
-fn drop_guarded<T>(owned: T) {
+/// Drops something of redb's. After a panic inside it that would panic, too, on the locks that it left poisoned, and a second time in
+/// the destructors that run then, which ends the process: it is kept instead.
+fn drop_guarded<T>(backend: &Backend, owned: T) {
+    if backend.has_panicked() {
+        let _kept = ManuallyDrop::new(owned);
+        return;
+    }
     if catch_unwind(AssertUnwindSafe(|| drop(owned))).is_err() {
         tracing::warn!("redb gave up while closing an index that it had found damaged");
     }

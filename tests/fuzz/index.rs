@@ -1,8 +1,9 @@
 //! The target `index`: header, tables and pages of the index, changed as they are, or the header with its checksum made right again. Opened
 //! to be read and to be written, verified, read from end to end.
 //!
-//! The target `page` makes the checksums of redb's pages right, too. redb trusts its pages: its panics become errors, but one in a
-//! destructor while another unwinds ends the process. That is known, so this target runs only when it is asked for.
+//! The target `page` makes the checksums of redb's pages right, too. redb trusts its pages. Its panics become errors,
+//! but for two that end the process: a page that says that it is gigabytes long, and a forged page of the pages that it freed, where a
+//! destructor panics while another panic unwinds. That is known and left to redb, so this target runs only when it is asked for.
 
 use crate::mutation::change_bytes;
 use crate::runner::Target;
