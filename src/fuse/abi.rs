@@ -89,8 +89,8 @@ pub mod inode_flags {
 }
 /// Flag of a GETATTR: of an open file, for a write or read of it; not for stat(2).
 pub const GETATTR_FILE: u32 = 1 << 0;
-/// In the place of an answer's error: a notice that attributes are to be asked for again.
-pub const INVALIDATE_INODE: u32 = 2;
+/// What stands in the place of an error where the kernel is told something that it did not ask.
+pub const NOTIFY_INVAL_INODE: i32 = 2;
 /// Flag of a WRITE: out of the kernel's page cache.
 pub const WRITE_CACHE: u32 = 1 << 0;
 /// Flag of a WRITE: clear set-user-id and set-group-id.

@@ -1,13 +1,13 @@
 //! The transport over /dev/fuse: threads that read(2) one request each, serve it, and answer with one writev(2). Every thread has a
 //! descriptor of its own (FUSE_DEV_IOC_CLONE), and a buffer laid out so that the data of a WRITE begins at a page.
 
-use super::abi::{IN_HEADER_BYTES, WRITE_IN_BYTES};
+use super::abi::{IN_HEADER_BYTES, Message as Notice, NOTIFY_INVAL_INODE, WRITE_IN_BYTES, out_header};
 use super::reply::Reply;
 use super::request::{self, Message};
 use super::serve::{Next, Server};
 use crate::disk::buffer::AlignedBuffer;
 use crate::sys;
-use crate::units::BLOCK;
+use crate::units::{BLOCK, InodeNumber};
 use rustix::io::Errno;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, OwnedFd};
@@ -49,6 +49,18 @@ impl Channel {
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    /// Tells the kernel that what it remembers of an inode's attributes is not true any more. It must be open, or being asked about:
+    /// the kernel would wait for one that it is dropping, and that for us.
+    pub fn forget_attributes(&self, inode: InodeNumber) {
+        let mut place = Notice::<24>::default();
+        place.u64(inode.0);
+        // An offset below 0: of attributes only.
+        place.u64(u64::MAX);
+        place.u64(0);
+        let header = out_header(0, NOTIFY_INVAL_INODE, place.as_slice().len());
+        self.send(&[IoSlice::new(&header), IoSlice::new(place.as_slice())]);
     }
 
     /// Sends an answer. The kernel does not want every one: it may have been withdrawn, or the connection has ended.

@@ -6,13 +6,11 @@
 //!
 //! The notice is sent by a thread of its own: the kernel may wait in it for requests that the sender would have answered.
 
-use super::abi::{INVALIDATE_INODE, OUT_HEADER_BYTES};
 use super::device::Channel;
 use crate::units::InodeNumber;
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::io::IoSlice;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Of one file in a row, before its writer is told.
@@ -21,7 +19,6 @@ const REFUSED_BYTES_MIN: u64 = 64 << 20;
 const RECENT: Duration = Duration::from_secs(2);
 /// Between two notices for a file.
 const NOTICE_PAUSE: Duration = Duration::from_secs(1);
-const NOTICE_BYTES: usize = OUT_HEADER_BYTES + 24;
 
 #[derive(Debug)]
 struct Refused {
@@ -34,17 +31,17 @@ struct Refused {
 #[derive(Debug, Default)]
 pub struct Refusals {
     files: Mutex<HashMap<InodeNumber, Refused>>,
-    channel: OnceLock<Channel>,
+    channel: Option<Arc<Channel>>,
 }
 
 impl Refusals {
-    /// Where notices go; without one nobody is told.
-    pub fn send_through(&self, channel: Channel) {
-        let _ = self.channel.set(channel);
+    /// With the channel over which the kernel is told; without one nobody is.
+    pub fn told_through(channel: Arc<Channel>) -> Refusals {
+        Refusals { channel: Some(channel), ..Refusals::default() }
     }
 
     /// So many bytes out of the kernel's cache had no room.
-    pub fn note(self: &Arc<Refusals>, inode: InodeNumber, bytes: usize) {
+    pub fn note(&self, inode: InodeNumber, bytes: usize) {
         let now = Instant::now();
         {
             let mut files = self.files.lock();
@@ -58,10 +55,8 @@ impl Refusals {
             }
             refused.noticed = Some(now);
         }
-        let notice = {
-            let refusals = Arc::clone(self);
-            move || refusals.channel.get().into_iter().for_each(|channel| channel.send(&[IoSlice::new(&notice(inode))]))
-        };
+        let Some(channel) = self.channel.clone() else { return };
+        let notice = move || channel.forget_attributes(inode);
         if let Err(error) = std::thread::Builder::new().name("sumfs-notice".into()).spawn(notice) {
             tracing::debug!("no thread to tell the kernel that there is no room: {error}");
         }
@@ -74,14 +69,6 @@ impl Refusals {
             files.get_mut(&inode).filter(|refused| refused.bytes >= REFUSED_BYTES_MIN && refused.last.elapsed() < RECENT);
         refused.is_some_and(|refused| std::mem::take(&mut refused.bytes) > 0)
     }
-}
-
-/// That the attributes of `inode` may have changed; its pages stay.
-fn notice(inode: InodeNumber) -> Vec<u8> {
-    const NO_PAGES: i64 = -1;
-    let mut bytes = [NOTICE_BYTES as u32, INVALIDATE_INODE].map(u32::to_ne_bytes).concat();
-    bytes.extend([0, inode.0, NO_PAGES.cast_unsigned(), 0].map(u64::to_ne_bytes).concat());
-    bytes
 }
 
 #[cfg(test)]

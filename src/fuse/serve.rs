@@ -7,6 +7,7 @@
 //! A panic in a handler drops its reply, which answers EIO, and latches the store read-only.
 
 use super::abi::{FS_IOC_SHUTDOWN, Message as Answer, inode_flags};
+use super::device::Channel;
 use super::dispatch::{Busy, Dispatcher, Read, Reading, Write};
 use super::encode;
 use super::refusals::Refusals;
@@ -55,14 +56,20 @@ pub struct Server {
     stats: Arc<Stats>,
     dispatcher: Dispatcher,
     dialect: Dialect,
-    /// Told to writers whom the kernel's cache would never tell.
-    pub refusals: Arc<Refusals>,
+    notices: Option<Arc<Channel>>,
+    refusals: Arc<Refusals>,
 }
 
 impl Server {
     /// Ready for requests in `dialect`.
     pub fn new(fs: Arc<Filesystem>, dispatcher: Dispatcher, dialect: Dialect) -> Server {
-        Server { stats: fs.stats().clone(), fs, dispatcher, dialect, refusals: Arc::default() }
+        Server { stats: fs.stats().clone(), fs, dispatcher, dialect, notices: None, refusals: Arc::default() }
+    }
+
+    /// The kernel hears over `channel` what it does not ask.
+    pub fn with_notices(self, channel: Channel) -> Server {
+        let channel = Arc::new(channel);
+        Server { refusals: Arc::new(Refusals::told_through(channel.clone())), notices: Some(channel), ..self }
     }
 
     /// Marks the calling thread of a ring awake while the result lives.
@@ -175,7 +182,12 @@ impl Server {
     /// What chattr(1) and lsattr(1) ask for.
     fn handle_ioctl(&self, node: InodeNumber, (command, input, output_bytes): (u32, &[u8], usize), reply: Reply) {
         let fs = &self.fs;
-        let set = |flags: Result<InodeFlags>| flags.and_then(|flags| fs.set_inode_flags(node, flags));
+        let set = |flags: Result<InodeFlags>| {
+            fs.set_inode_flags(node, flags?)?;
+            // The time of change that it shows; of files whose writes it caches it goes on showing its own.
+            self.notices.iter().for_each(|channel| channel.forget_attributes(node));
+            Ok(())
+        };
         match command {
             inode_flags::GET if output_bytes >= 4 => {
                 // As many bytes as were asked for: the kernel wants exactly these, an old program perhaps a long of 8.

@@ -161,7 +161,8 @@ pub fn serve(fs: Arc<Filesystem>, mountpoint: &Path, options: &SessionOptions, r
         set_kernel_knobs(device, options.host_is_direct || sys::is_io_flusher());
         end_mount_when_serving_thread_dies(EndMount { mountpoint: mountpoint.clone(), device: Some(device.clone()) });
     }
-    let server = Arc::new(Server::new(fs, dispatcher, agreed.dialect));
+    let notices = agreed.device.try_clone().map_err(removed("sharing the FUSE device"))?;
+    let server = Arc::new(Server::new(fs, dispatcher, agreed.dialect).with_notices(Channel::new(notices)));
     let end_mount = EndMount { mountpoint: mountpoint.clone(), device: device.clone() };
     let mut serving = Serving::start(&server, agreed, threads, options.transport, end_mount)
         .map_err(removed("starting the threads that take requests"))?;
@@ -257,7 +258,6 @@ impl Serving {
         transport: Transport,
         end_mount: EndMount,
     ) -> io::Result<Serving> {
-        server.refusals.send_through(Channel::new(agreed.device.try_clone()?));
         let rings = if agreed.over_rings {
             let device = Arc::new(agreed.device.try_clone()?);
             let on_death: OnDeath = Arc::new(move |why| end_mount.because(&why));

@@ -3,6 +3,7 @@
 use crate::mount::{Mount, Ran, run};
 use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 fn chattr(flags: &str, path: &Path) -> Ran {
@@ -91,4 +92,25 @@ fn who_may_and_what_there_is() {
     }
     chattr("+A", &file).expect_success();
     assert_eq!(lsattr(&file), "A");
+}
+
+/// With its write cache the kernel shows the times of files as it knows them; directories are ours in both modes.
+#[test]
+fn the_time_of_change_shows_at_once() {
+    for (cache, names) in [("cache=none", &["file", "directory"][..]), ("cache=writeback", &["directory"])] {
+        let mount = Mount::with_size("64M", cache);
+        fs::write(mount.path().join("file"), "").unwrap();
+        fs::create_dir(mount.path().join("directory")).unwrap();
+        for name in names {
+            let path = mount.path().join(name);
+            let changed = || path.metadata().map(|found| (found.ctime(), found.ctime_nsec())).unwrap();
+            let before = changed();
+            let moves = || {
+                chattr("+A", &path).expect_success();
+                changed() != before
+            };
+            // Times are those of a coarse clock, which has to move on first.
+            assert!((0..1000).any(|_| moves()), "{cache}, {name}");
+        }
+    }
 }
