@@ -4,6 +4,7 @@
 use super::mountinfo::{self, sumfs_mount};
 use super::umount::ask_daemon;
 use super::{Outcome, WithCode};
+use crate::clock;
 use crate::control::Command;
 use crate::disk::superblock::{FeatureKind, feature_names};
 use crate::error::Result;
@@ -113,6 +114,11 @@ pub fn with_status(mut description: Value, filesystem: &Filesystem) -> Value {
     set(&mut description, "used_bytes", json!(space.blocks.saturating_sub(space.free) * BLOCK_SIZE));
     set(&mut description, "free_bytes", json!(space.available * BLOCK_SIZE));
     set(&mut description, "inodes", json!(space.inodes.saturating_sub(space.inodes_free)));
+    let mut image = filesystem.status()["metadata"]["image"].take();
+    if let Some(completed) = image["completed"].as_i64().filter(|completed| *completed > 0) {
+        set(&mut image, "age_seconds", json!(clock::now().seconds.saturating_sub(completed).max(0)));
+    }
+    set(&mut description, "image", image);
     set(&mut description, "read_only_reason", json!(filesystem.read_only_reason()));
     set(&mut description, "version", json!(env!("CARGO_PKG_VERSION")));
     set(&mut description, "pid", json!(std::process::id()));
@@ -183,8 +189,22 @@ fn info_table(info: &Value) -> String {
     let journal = info.get("journal").unwrap_or(&Value::Null);
     let place = journal.get("path").and_then(Value::as_str).unwrap_or("in the store");
     rows.push(("journal", format!("{place}, {}", bytes_in(journal, "bytes"))));
+    rows.push(("image", image_row(info.get("image").unwrap_or(&Value::Null))));
     rows.push(("read-only", info.get("read_only_reason").and_then(Value::as_str).unwrap_or("no").to_owned()));
     rows.into_iter().map(|(name, value)| format!("{name:<11} {value}\n")).collect()
+}
+
+/// What there is to make the index from when it is lost.
+fn image_row(image: &Value) -> String {
+    let number = |key: &str| image.get(key).and_then(Value::as_u64).unwrap_or(0);
+    let state = image.get("state").and_then(Value::as_str).unwrap_or("none");
+    let failure = image.get("failure").and_then(Value::as_str).map(|reason| format!(" ({reason})")).unwrap_or_default();
+    if number("generation") == 0 {
+        return format!("{state}{failure}");
+    }
+    let (base, log) = (show_bytes(number("base_bytes")), show_bytes(number("log_bytes")));
+    let age = indicatif::HumanDuration(std::time::Duration::from_secs(number("age_seconds")));
+    format!("{state}{failure}, generation {}, {base} written {age} ago + {log} log", number("generation"))
 }
 
 /// Nested objects as an indented list; lists on one line.
@@ -221,10 +241,12 @@ mod tests {
             "store": "/s", "mountpoint": "/m", "pid": 7, "uuid": "u", "label": "", "format_version": 0,
             "features": { "compat": [], "incompat": ["unstable"] }, "size_bytes": 1 << 30, "used_bytes": 4096, "free_bytes": 0, "inodes": 3,
             "group_bytes": 1 << 20, "devices": [{ "id": 0, "path": "data", "bytes": 1 << 30 }], "journal": { "path": null, "bytes": 1 << 20 },
+            "image": { "state": "current", "generation": 3, "base_bytes": 2 << 20, "log_bytes": 4096, "age_seconds": 60 },
             "read_only_reason": "flush failed",
         });
         let table = info_table(&info);
         for part in [
+            "current, generation 3, 2.0 MiB written 60 seconds ago + 4.0 KiB log",
             "/m (pid 7)",
             "version 0, features: unstable",
             "1.0 GiB size, 4.0 KiB used",

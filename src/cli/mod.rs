@@ -16,6 +16,7 @@
 pub mod check;
 pub mod daemon;
 mod generate;
+mod index;
 pub mod info;
 pub mod invocation;
 pub mod logging;
@@ -118,6 +119,8 @@ enum Command {
     Scrub(scrub::Arguments),
     /// Show or forget what is known to be damaged.
     Damage(scrub::DamageArguments),
+    /// Make the index of a store anew after both of its copies were lost.
+    Index(index::Arguments),
     /// Write a damaged file to standard output, as well as it can be had.
     Read(read::Arguments),
     /// Print what a shell needs to complete these command lines.
@@ -165,6 +168,7 @@ fn run(command: Command) -> Outcome {
         Command::Check(arguments) => check::run(&arguments),
         Command::Scrub(arguments) => scrub::run(&arguments),
         Command::Damage(arguments) => scrub::damage(&arguments),
+        Command::Index(arguments) => index::run(&arguments),
         Command::Read(arguments) => read::run(&arguments),
         Command::Completions(arguments) => generate::completions(&arguments),
         Command::Man(arguments) => generate::manual(&arguments),

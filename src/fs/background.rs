@@ -1,4 +1,4 @@
-//! Background threads: commit timer and idleness, writeback, applying and checkpoints, the reaper, the scrub. Each sleeps without a timer
+//! Background threads: commit timer and idleness, writeback, applying and checkpoints, the reaper, the scrub, the image. Each sleeps without a timer
 //! when it has nothing to do, so an idle daemon does not wake at all. They take no request and no request waits in their queues.
 
 use super::Filesystem;
@@ -43,6 +43,7 @@ pub(super) struct Signals {
     pub(super) apply: Signal,
     pub(super) reaper: Signal,
     pub(super) scrub: Signal,
+    pub(super) image: Signal,
 }
 
 impl Signal {
@@ -97,12 +98,13 @@ impl Signal {
 impl Filesystem {
     pub(super) fn start_threads(self: &Arc<Filesystem>) -> Result<()> {
         type Body = fn(&Filesystem);
-        let bodies: [(&str, Body); 5] = [
+        let bodies: [(&str, Body); 6] = [
             ("commit", Filesystem::run_commit_timer),
             ("writeback", Filesystem::run_writeback),
             ("apply", Filesystem::run_apply),
             ("reaper", Filesystem::run_reaper),
             ("scrub", Filesystem::run_scrub),
+            ("image", Filesystem::run_image),
         ];
         for (name, body) in bodies {
             let filesystem = self.clone();
@@ -120,8 +122,8 @@ impl Filesystem {
     }
 
     pub(super) fn stop_threads(&self) {
-        let Signals { commit, writeback, apply, reaper, scrub } = &self.signals;
-        for signal in [commit, writeback, apply, reaper, scrub] {
+        let Signals { commit, writeback, apply, reaper, scrub, image } = &self.signals;
+        for signal in [commit, writeback, apply, reaper, scrub, image] {
             signal.stop();
         }
         for thread in std::mem::take(&mut *self.threads.lock()) {
@@ -218,6 +220,7 @@ impl Filesystem {
                 last_checkpoint = Instant::now();
             }
             log(outcome, "applying");
+            self.wake_image();
         }
     }
 
@@ -249,7 +252,7 @@ impl Filesystem {
     }
 }
 
-fn log(outcome: Result<()>, what: &str) {
+pub(super) fn log(outcome: Result<()>, what: &str) {
     if let Err(error) = outcome {
         tracing::warn!("{what}: {error}");
     }

@@ -8,6 +8,7 @@ mod acl;
 mod attributes;
 mod background;
 mod clone;
+mod image;
 mod inode;
 mod inode_table;
 mod layout;
@@ -77,6 +78,7 @@ pub struct Filesystem {
     is_commit_asked: AtomicBool,
     signals: background::Signals,
     scrub: scrub::Scrub,
+    image_worker: image::ImageWorker,
     threads: Mutex<Vec<crate::sync::thread::JoinHandle<()>>>,
     superblock: Mutex<Superblock>,
     superblock_disk: Arc<dyn Disk>,

@@ -6,7 +6,7 @@ use super::{Filesystem, Options};
 use crate::cache::Cache;
 use crate::disk::label;
 use crate::disk::superblock::Superblock;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::extent::Extents;
 use crate::extent::checksum::Checksummer;
 use crate::lock::{Rank, RankedMutex};
@@ -15,6 +15,7 @@ use crate::meta::redb_index::RedbIndex;
 use crate::meta::{Metadata, Parts};
 use crate::stats::Stats;
 use crate::store::Disks;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -36,13 +37,14 @@ impl Filesystem {
         let stats = Arc::new(Stats::default());
         let latch = Arc::new(Latch::default());
         let index_bytes = (options.cache_bytes / INDEX_CACHE_SHARE).clamp(INDEX_CACHE_BYTES.0, INDEX_CACHE_BYTES.1);
-        let index = RedbIndex::open(disks.index.clone(), index_bytes as usize, options.read_only)?;
+        let index = RedbIndex::open(disks.index.clone(), index_bytes as usize, options.read_only);
+        let index = index.map_err(|error| with_way_out(&disks, error))?;
         let mut devices = Vec::new();
         for (entry, disk) in superblock.devices.iter().zip(&disks.devices) {
             let area = label::data_area(entry.len);
             devices.push((entry.id, disk.clone(), (area.start, area.end)));
         }
-        let (meta, replayed) = Metadata::open(Parts {
+        let (mut meta, replayed) = Metadata::open(Parts {
             store_id: superblock.uuid,
             index: Arc::new(index),
             journal: disks.journal.clone(),
@@ -51,7 +53,11 @@ impl Filesystem {
             two_copies: superblock.has_two_copies(),
             stats: stats.clone(),
             latch: latch.clone(),
-        })?;
+        })
+        .map_err(|error| if matches!(error, Error::Corrupt(_)) { with_way_out(&disks, error) } else { error })?;
+        if let Some(images) = disks.images.clone().filter(|_| !options.read_only) {
+            meta.keep_image(images, superblock.uuid)?;
+        }
         if replayed.transactions > 0 {
             tracing::info!("replayed {} transactions from the journal", replayed.transactions);
         }
@@ -98,6 +104,7 @@ impl Filesystem {
             is_commit_asked: Default::default(),
             signals: Signals::default(),
             scrub: Default::default(),
+            image_worker: Default::default(),
             threads: Default::default(),
             superblock: superblock.into(),
             superblock_disk: disks.superblock.clone(),
@@ -138,10 +145,24 @@ impl Filesystem {
         self.reap_all()?;
         self.sync()?;
         self.meta.checkpoint()?;
+        self.meta.finish_image()?;
         let mut superblock = self.superblock.lock();
         superblock.clean_sequence = Some(self.meta.durable_sequence());
         superblock.write(&*self.superblock_disk)?;
         self.stats.healed_index_pages.store(self.meta.index().healed_count(), Ordering::Relaxed);
         Ok(())
+    }
+}
+
+/// An index of which both copies are lost need not be the end.
+fn with_way_out(disks: &Disks, error: Error) -> Error {
+    let store = Path::new(disks.index.name()).parent().map_or_else(|| "STORE".into(), Path::to_string_lossy);
+    let way_out = format!("an index can be made anew from the metadata image with: sumfs index rebuild {store}");
+    match error {
+        Error::Corrupt(what) => Error::Corrupt(format!("{what}; {way_out}")),
+        Error::Io { doing, source } => {
+            Error::Io { doing: format!("{doing} (if that cannot be read any more: {way_out})"), source }
+        }
+        error => error,
     }
 }

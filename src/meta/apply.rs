@@ -49,7 +49,8 @@ impl Metadata {
             let next = Committed { position: state.committed.position, blocks: Vec::new() };
             (overlays, bytes, std::mem::replace(&mut state.committed, next))
         });
-        if overlays.iter().all(Overlay::is_empty) && (!is_durable || *self.tail.lock() == committed.position) {
+        let has_changes = !overlays.iter().all(Overlay::is_empty) || is_durable && self.has_image_to_record();
+        if !has_changes && (!is_durable || *self.tail.lock() == committed.position) {
             self.layers.with(|state| state.applying = Arc::default());
             return Ok(());
         }
@@ -66,7 +67,8 @@ impl Metadata {
         for (allocated, freed) in &committed.blocks {
             self.space.apply(allocated, freed)?;
         }
-        let extra = if is_durable { self.checkpoint_records(committed.position) } else { Overlay::new() };
+        let mut extra = if is_durable { self.checkpoint_records(committed.position) } else { Overlay::new() };
+        self.log_to_image(overlays, &mut extra, is_durable.then_some(committed.position));
         let mut records = 0;
         let newest_first = std::iter::once(&extra).chain(overlays.iter().rev());
         let mut changes = Merged::new(newest_first, ..).map(|(key, value)| {

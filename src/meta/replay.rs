@@ -85,6 +85,7 @@ impl Metadata {
             tail: Mutex::new(tail),
             tail_moved: Condvar::new(),
             index: parts.index,
+            image: None,
             space: Arc::new(space),
             latch: parts.latch,
             stats: parts.stats,

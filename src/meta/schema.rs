@@ -5,6 +5,7 @@
 //! 01                                   counters (next inode number)
 //! 02                                   checkpoint: where replay starts
 //! 03                                   scrub: how far it is, or what the last one came to
+//! 04                                   image: where the copy of the index in the image files ends
 //! 10 inode 01                          inode
 //! 10 inode 02 name                     directory entry by name
 //! 10 inode 03 cookie                   directory entry by cookie
@@ -33,6 +34,8 @@ pub const COUNTERS: u8 = 0x01;
 pub const CHECKPOINT: u8 = 0x02;
 /// Scrub.
 pub const SCRUB: u8 = 0x03;
+/// Image.
+pub const IMAGE: u8 = 0x04;
 /// Items of inodes.
 pub const INODES: u8 = 0x10;
 /// Extents.
@@ -112,6 +115,11 @@ pub fn checkpoint() -> Key {
 /// The scrub record.
 pub fn scrub() -> Key {
     vec![SCRUB]
+}
+
+/// The image record.
+pub fn image() -> Key {
+    vec![IMAGE]
 }
 
 /// A damaged copy of a data block.
@@ -234,6 +242,7 @@ pub enum Parsed<'a> {
     Counters,
     Checkpoint,
     Scrub,
+    Image,
     Inode(InodeNumber),
     EntryByName { directory: InodeNumber, name: &'a [u8] },
     EntryByCookie { directory: InodeNumber, cookie: u64 },
@@ -270,6 +279,7 @@ pub fn parse(key: &[u8]) -> Option<Parsed<'_>> {
         COUNTERS if rest.is_empty() => Parsed::Counters,
         CHECKPOINT if rest.is_empty() => Parsed::Checkpoint,
         SCRUB if rest.is_empty() => Parsed::Scrub,
+        IMAGE if rest.is_empty() => Parsed::Image,
         INODES => {
             let inode = InodeNumber(number(rest.get(..8)?)?);
             let kind = Item::from_byte(*rest.get(8)?)?;

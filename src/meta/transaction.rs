@@ -5,6 +5,7 @@
 //! `commit`), then the layers (rank Transaction).
 
 use super::batch::Batch;
+use super::image::Image;
 use super::index::Index;
 use super::journal::{Journal, Position, used_between};
 use super::latch::Latch;
@@ -53,6 +54,8 @@ pub struct Metadata {
     /// Signalled when the tail has moved.
     pub(super) tail_moved: Condvar,
     pub(super) index: Arc<dyn Index>,
+    /// None: none is kept.
+    pub(super) image: Option<Image>,
     pub(super) space: Arc<Space>,
     pub(super) latch: Arc<Latch>,
     pub(super) stats: Arc<Stats>,
@@ -237,6 +240,7 @@ impl Metadata {
             "journal_used_bytes": self.journal_used_bytes.load(Ordering::Relaxed),
             "index_bytes": self.index.disk_bytes(),
             "index_healed_pages": self.index.healed_count(),
+            "image": self.image_status(),
         })
     }
 }

@@ -5,9 +5,11 @@
 //! with other things in it, and a place on a sumfs.
 
 use super::directory::{
-    INDEX_FILE, JOURNAL_FILE, LOCK_FILE, SUPERBLOCK_FILE, in_use_by_system, lock_store, open_directory, warn_if_copy_on_write,
+    IMAGE_FILES, INDEX_FILE, JOURNAL_FILE, LOCK_FILE, SUPERBLOCK_FILE, in_use_by_system, lock_store, open_directory,
+    warn_if_copy_on_write,
 };
 use super::host::Host;
+use super::rebuild::REBUILT_FILES;
 use super::size::show_size;
 use super::{DataProfile, Disks, FormatOptions, StoreDirectory, fill_with_zeros, format, signature};
 use crate::disk::Disk;
@@ -153,9 +155,10 @@ fn list(directory: &Path) -> Result<Vec<String>> {
     entries.map(|entry| Ok(entry.map_err(failed)?.file_name().to_string_lossy().into_owned())).collect()
 }
 
-/// Is `name` a file that mkfs makes?
+/// Is `name` a file that mkfs, a mount or a rebuilding of the index makes?
 fn is_ours(name: &str) -> bool {
-    [SUPERBLOCK_FILE, SUPERBLOCK_FILE_NEW, INDEX_FILE, JOURNAL_FILE, DEVICE_FILE, LOCK_FILE].contains(&name)
+    let always = [SUPERBLOCK_FILE, SUPERBLOCK_FILE_NEW, INDEX_FILE, JOURNAL_FILE, DEVICE_FILE, LOCK_FILE];
+    always.contains(&name) || IMAGE_FILES.contains(&name) || REBUILT_FILES.contains(&name)
 }
 
 fn refuse_other_contents(store: &Path, names: &[String]) -> Result<()> {
@@ -359,7 +362,7 @@ impl Mkfs<'_> {
             None => (self.inside_file(JOURNAL_FILE, journal_bytes)?, None),
         };
         let index = Arc::new(self.inside_file(INDEX_FILE, 0)?);
-        let disks = Disks { superblock: superblock.clone(), journal: Arc::new(journal), index, devices };
+        let disks = Disks { superblock: superblock.clone(), journal: Arc::new(journal), index, devices, images: None };
         let label = self.options.label.clone().unwrap_or_default();
         let options = FormatOptions { label, group_bytes: None, data: self.options.data };
         format(&disks, &options, &paths, journal_path)?;
@@ -384,7 +387,7 @@ impl Mkfs<'_> {
     }
 }
 
-fn sync_directory(path: &Path) -> Result<()> {
+pub(super) fn sync_directory(path: &Path) -> Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, rustix::fs::Mode::empty())
         .and_then(rustix::fs::fsync)

@@ -5,11 +5,13 @@
 //! index        the metadata index
 //! journal      unless it is elsewhere
 //! device.0     unless the devices are elsewhere
+//! image.0, .1  the metadata image; made by the first mount
 //! lock         flock: whoever opens the store, for reading too, has it alone
 //! ```
 //! The lock is held from before the superblock is read until the value is dropped. All files stay open, and relative names are
 //! looked up in the open directory, so that moving the directory or changing the working directory does no harm.
 
+use super::create::sync_directory;
 use super::host::{Host, copy_on_write_host};
 use super::{Disks, size::show_size};
 use crate::disk::Disk;
@@ -28,6 +30,7 @@ use std::time::{Duration, Instant};
 pub(super) const SUPERBLOCK_FILE: &str = "superblock";
 pub(super) const INDEX_FILE: &str = "index";
 pub(super) const JOURNAL_FILE: &str = "journal";
+pub(super) const IMAGE_FILES: [&str; 2] = ["image.0", "image.1"];
 pub(super) const LOCK_FILE: &str = "lock";
 const LOCK_POLL: Duration = Duration::from_millis(10);
 
@@ -97,6 +100,7 @@ impl StoreDirectory {
             journal: opening.journal(&found.superblock)?,
             index: Arc::new(opening.index()?),
             devices: opening.devices(&found.superblock)?,
+            images: opening.images(),
             superblock: Arc::new(superblock_disk),
         };
         Ok(StoreDirectory {
@@ -146,14 +150,14 @@ impl StoreDirectory {
 }
 
 /// Opens the parts of one store.
-struct Opening<'a> {
-    path: &'a Path,
-    directory: BorrowedFd<'a>,
-    options: OpenOptions,
+pub(super) struct Opening<'a> {
+    pub(super) path: &'a Path,
+    pub(super) directory: BorrowedFd<'a>,
+    pub(super) options: OpenOptions,
 }
 
 impl Opening<'_> {
-    fn part(&self, path: &Path, role: &str, direct: bool) -> Result<FileDisk> {
+    pub(super) fn part(&self, path: &Path, role: &str, direct: bool) -> Result<FileDisk> {
         let mode = if self.options.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
         let whole = self.path.join(path);
         let disk = match FileDisk::open_at(self.directory, path, whole.display().to_string(), mode, direct) {
@@ -178,14 +182,56 @@ impl Opening<'_> {
     }
 
     fn index(&self) -> Result<FileDisk> {
-        let disk = self.part(Path::new(INDEX_FILE), "index", self.options.direct)?;
+        let store = self.path.display();
+        let disk = match self.part(Path::new(INDEX_FILE), "index", self.options.direct) {
+            Err(Error::Usage(_)) if !self.path.join(INDEX_FILE).exists() => {
+                return Err(Error::usage(format!(
+                    "the index of the store {store} is missing: {} does not exist; put it back, or make it anew from the metadata \
+                     image with: sumfs index rebuild {store}",
+                    self.path.join(INDEX_FILE).display()
+                )));
+            }
+            opened => opened?,
+        };
         if disk.is_empty()? && !self.options.allow_damage {
-            return Err(Error::corrupt(format!("the index {} is empty; restore the store", disk.name())));
+            let name = disk.name();
+            return Err(Error::corrupt(format!(
+                "the index {name} is empty; make it anew from the metadata image with: sumfs index rebuild {store}"
+            )));
         }
         Ok(disk)
     }
 
-    fn journal(&self, superblock: &Superblock) -> Result<Arc<dyn Disk>> {
+    /// The files of the metadata image, made if need be. Without them a store works all the same.
+    pub(super) fn images(&self) -> Option<[Arc<dyn Disk>; 2]> {
+        let open = |name: &str| -> Result<Arc<dyn Disk>> {
+            let whole = self.path.join(name);
+            let mode = match self.options.read_only {
+                true => OpenMode::ReadOnly,
+                false if whole.exists() => OpenMode::ReadWrite,
+                false => OpenMode::Create,
+            };
+            let disk =
+                FileDisk::open_at(self.directory, Path::new(name), whole.display().to_string(), mode, self.options.direct)?;
+            if mode == OpenMode::Create {
+                sync_directory(self.path)?;
+            }
+            Ok(Arc::new(disk))
+        };
+        let [first, second] = IMAGE_FILES.map(open);
+        let opened = first.and_then(|first| Ok([first, second?]));
+        match opened {
+            Ok(images) => Some(images),
+            // Before the first mount there are none.
+            Err(_) if self.options.read_only => None,
+            Err(error) => {
+                tracing::warn!("no metadata image is kept: {error}");
+                None
+            }
+        }
+    }
+
+    pub(super) fn journal(&self, superblock: &Superblock) -> Result<Arc<dyn Disk>> {
         let path = Path::new(superblock.journal_path.as_deref().unwrap_or(JOURNAL_FILE));
         let damaged = |what: String| {
             Error::corrupt(format!(
@@ -290,7 +336,7 @@ pub(super) fn open_directory(path: &Path) -> Result<(PathBuf, OwnedFd)> {
     Ok((path, directory))
 }
 
-fn refuse_no_store(path: &Path, directory: &OwnedFd) -> Result<()> {
+pub(super) fn refuse_no_store(path: &Path, directory: &OwnedFd) -> Result<()> {
     let shown = path.display();
     match rustix::fs::statat(directory, SUPERBLOCK_FILE, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(_) => Ok(()),

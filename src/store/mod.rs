@@ -1,17 +1,19 @@
 //! A store as a whole: its disks, how they are formatted, and the directory on the host that holds them.
 //!
 //! [`format()`] works on any [`Disks`], also simulated ones; [`StoreDirectory`] is the only place that knows about paths. Its
-//! parts: `directory` (opening, the lock), `create` (mkfs), `host` (what the host says about a path), `signature` (what a
+//! parts: `directory` (opening, the lock), `create` (mkfs), `rebuild` (a new index from the image), `host` (what the host says about a path), `signature` (what a
 //! device already holds), `size` (sizes as people write them).
 
 mod create;
 mod directory;
 mod host;
+mod rebuild;
 mod signature;
 mod size;
 
 pub use create::{CreateOptions, JOURNAL_BYTES_MIN, STORE_BYTES_DEFAULT, STORE_BYTES_MIN};
 pub use directory::{OpenOptions, StoreDirectory};
+pub use rebuild::{RebuildOptions, Rebuilt};
 pub use size::parse_size;
 
 use crate::clock;
@@ -52,13 +54,16 @@ pub struct Disks {
     pub index: Arc<dyn Disk>,
     /// The data devices; a device's id is its place here.
     pub devices: Vec<Arc<dyn Disk>>,
+    /// Two files for the metadata image, which grow; None: no image is kept.
+    pub images: Option<[Arc<dyn Disk>; 2]>,
 }
 
 impl Disks {
     /// Does everything that is written while mounted bypass the host's page cache? Then our writeback can never wait for the
     /// host's.
     pub fn bypass_host_cache(&self) -> bool {
-        [&self.journal, &self.index].into_iter().chain(&self.devices).all(|disk| disk.bypasses_host_cache())
+        let images = self.images.iter().flatten();
+        [&self.journal, &self.index].into_iter().chain(images).chain(&self.devices).all(|disk| disk.bypasses_host_cache())
     }
 }
 
@@ -221,6 +226,7 @@ mod tests {
             journal: disk("journal", 2 << 20),
             index: disk("index", 0),
             devices: device_bytes.iter().map(|len| disk("device", *len)).collect(),
+            images: None,
         }
     }
 

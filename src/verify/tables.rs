@@ -5,6 +5,7 @@ use super::inodes::Tally;
 use super::issue::Issue;
 use super::opening::DeviceArea;
 use crate::error::Result;
+use crate::meta::ImageRecord;
 use crate::meta::records::{CountersRecord, DeviceRecord, GroupRecord};
 use crate::meta::schema::{self, Parsed};
 use crate::meta::scrub_records::{DamagedBlockRecord, DamagedValueRecord, ScrubRecord};
@@ -13,10 +14,11 @@ use crate::units::BLOCK_SIZE;
 /// Tables whose keys other walks look at.
 const WALKED: [u8; 4] = [schema::INODES, schema::EXTENTS, schema::EXTENT_STATES, schema::ORPHANS];
 /// All tables, in order.
-const TABLES: [u8; 12] = [
+const TABLES: [u8; 13] = [
     schema::COUNTERS,
     schema::CHECKPOINT,
     schema::SCRUB,
+    schema::IMAGE,
     schema::INODES,
     schema::EXTENTS,
     schema::EXTENT_STATES,
@@ -73,6 +75,7 @@ pub(super) fn check_rest(find: &mut Findings<'_>, devices: &[DeviceArea], tally:
     check_counters(find, tally)?;
     check_devices(find, devices)?;
     check_scrub(find)?;
+    check_image(find)?;
     let groups = find.metadata.space().counts().groups;
     let mut items = Items::of_table(find.metadata, schema::BITMAPS);
     while let Some((key, _)) = items.next()? {
@@ -114,6 +117,17 @@ fn check_scrub(find: &mut Findings<'_>) -> Result<()> {
                 Some(Parsed::DamagedValue(_)) => drop(find.open(&key, &value, DamagedValueRecord::decode)),
                 _ => {}
             }
+        }
+    }
+    Ok(())
+}
+
+/// Where the index has its image. Whether that is there, a scrub says.
+fn check_image(find: &mut Findings<'_>) -> Result<()> {
+    let mut items = Items::of_table(find.metadata, schema::IMAGE);
+    while let Some((key, value)) = items.next()? {
+        if schema::parse(&key) == Some(Parsed::Image) {
+            let _found = find.open(&key, &value, ImageRecord::decode);
         }
     }
     Ok(())

@@ -18,6 +18,9 @@ pub const JOURNAL_BYTES: u64 = 2 << 20;
 /// The ports of a store on a simulated machine.
 pub const PORTS: [&str; 4] = ["superblock", "journal", "index", "device"];
 
+/// The ports of the metadata image, for stores that keep one.
+pub const IMAGE_PORTS: [&str; 2] = ["image.0", "image.1"];
+
 /// How many devices a store has, and how often it keeps data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
@@ -70,7 +73,14 @@ impl MemoryStore {
     /// The store that is on the ports already.
     pub fn found_on(power: &SimulatedPower) -> MemoryStore {
         let devices = DEVICE_PORTS.iter().filter(|name| power.has_port(name)).count();
-        MemoryStore { disks: MemoryStore::disks(&|name, len| power.port(name, len), 0, devices) }
+        let store = MemoryStore { disks: MemoryStore::disks(&|name, len| power.port(name, len), 0, devices) };
+        if power.has_port(IMAGE_PORTS[0]) { store.with_images(power) } else { store }
+    }
+
+    /// The store, keeping a metadata image on two more ports.
+    pub fn with_images(mut self, power: &SimulatedPower) -> MemoryStore {
+        self.disks.images = Some(IMAGE_PORTS.map(|name| power.port(name, 0)));
+        self
     }
 
     fn disks(disk: &dyn Fn(&str, u64) -> Arc<dyn Disk>, device_bytes: u64, devices: usize) -> Disks {
@@ -79,6 +89,7 @@ impl MemoryStore {
             journal: disk("journal", JOURNAL_BYTES),
             index: disk("index", 0),
             devices: DEVICE_PORTS[..devices].iter().map(|name| disk(name, device_bytes)).collect(),
+            images: None,
         }
     }
 

@@ -50,6 +50,7 @@ impl Machine {
             journal: self.disk(JOURNAL),
             index: self.disk(INDEX),
             devices: vec![self.disk(DEVICE), self.disk(DEVICE + 1)],
+            images: None,
         }
     }
 

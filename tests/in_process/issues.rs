@@ -114,6 +114,7 @@ fn checked(disks: &Disks) -> Report {
         journal: read_only(&disks.journal),
         index: read_only(&disks.index),
         devices: disks.devices.iter().map(read_only).collect(),
+        images: None,
     };
     let mut last = (0, 0);
     let report = check(&disks, &CheckOptions { verify_data: true }, &mut |done, total| {

@@ -219,6 +219,7 @@ fn trapped(store: &MemoryStore, trap: &Arc<Trap>) -> sumfs::store::Disks {
         journal: wrap("journal", &disks.journal),
         index: wrap("index", &disks.index),
         devices: disks.devices.iter().map(|device| wrap("device", device)).collect(),
+        images: None,
     }
 }
 

@@ -178,6 +178,7 @@ fn a_file_overwritten_again_and_again_takes_no_more_groups() {
         journal: disk("journal", 64 << 20),
         index: disk("index", 0),
         devices: vec![disk("device", 512 << 20)],
+        images: None,
     };
     let options = FormatOptions { group_bytes: Some(64 << 20), ..FormatOptions::default() };
     format(&disks, &options, &["device".to_owned()], None).unwrap();

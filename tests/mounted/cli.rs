@@ -114,6 +114,7 @@ const WRONG: &[(&str, i32, &[&str])] = &[
     ("map plain", 1, &["plain is not a regular file", ";"]),
     ("map file", 1, &["file is not in a sumfs mount", "findmnt"]),
     ("read --ignore-checksum file", 1, &["file is not in a sumfs mount", "findmnt"]),
+    ("index rebuild nothing", 1, &["nothing does not exist", "sumfs mkfs nothing"]),
     ("mkfs store --size 64M", 1, &["store is a store already", "--force"]),
     ("mkfs plain/x/y --size 64M", 1, &["plain/x does not exist", "make it first"]),
     ("mkfs new --size 1K", 1, &["16 MiB"]),

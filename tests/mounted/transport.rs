@@ -244,6 +244,7 @@ fn store_on(device: impl Disk + 'static, options: Options) -> Arc<Filesystem> {
         journal: memory("journal", 2 << 20),
         index: memory("index", 0),
         devices: vec![Arc::new(device)],
+        images: None,
     };
     format(&disks, &FormatOptions::default(), &["device".to_owned()], None).unwrap();
     let fs = Filesystem::open(disks.clone(), Options::default()).unwrap();

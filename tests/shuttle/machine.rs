@@ -73,6 +73,7 @@ fn formatted(bytes: u64) -> Images {
             journal: power.port("journal", JOURNAL_BYTES),
             index: power.port("index", 0),
             devices: vec![power.port("device", bytes)],
+            images: None,
         };
         format(&disks, &FormatOptions::default(), &["device".to_owned()], None).unwrap();
         power.cut_with(1, Survivors::Everything, false)
@@ -91,8 +92,13 @@ impl Machine {
         let power = SimulatedPower::reopen(1, images);
         let slow = |name: &str| -> Arc<dyn Disk> { Arc::new(Slow(power.port(name, 0))) };
         let (journal, device) = (slow("journal"), slow("device"));
-        let disks =
-            Disks { superblock: power.port("superblock", 0), journal, index: power.port("index", 0), devices: vec![device] };
+        let disks = Disks {
+            superblock: power.port("superblock", 0),
+            journal,
+            index: power.port("index", 0),
+            devices: vec![device],
+            images: None,
+        };
         Machine { power, disks }
     }
 

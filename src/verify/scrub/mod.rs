@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   structures  superblock, labels; a checkpoint, so that nothing that counts is in the journal only
-//!   index       every page, both copies
+//!   index       every page, both copies; every frame of the metadata image
 //!   values      every metadata value against its checksum
 //!   data        every copy of every live block, in the order of the devices (`blocks.rs`)
 //! ```
@@ -70,8 +70,10 @@ pub fn step(record: &mut ScrubRecord, around: &Surroundings<'_>, effort: Effort)
             record.phase = ScrubPhase::Index;
         }
         ScrubPhase::Index => {
-            if let Some(healed) = around.metadata.index().verify_while(around.goes_on)? {
-                record.healed += healed;
+            let index = around.metadata.index().verify_while(around.goes_on)?;
+            let image = around.metadata.verify_image_while(around.goes_on)?;
+            if let (Some(healed), Some(bad_frames)) = (index, image) {
+                record.healed += healed + bad_frames;
                 record.phase = ScrubPhase::Values;
                 record.cursor = schema::table_begin(0);
             }

@@ -237,6 +237,7 @@ impl Contents {
             journal: disk("journal", 1 << 20),
             index: disk("index", 0),
             devices: vec![disk("device", DEVICE_BYTES)],
+            images: None,
         };
         let options = FormatOptions { group_bytes: Some(GROUP_BYTES), ..FormatOptions::default() };
         format(&disks, &options, &["device.0".to_owned()], None)?;
