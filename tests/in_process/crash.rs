@@ -5,6 +5,7 @@
 //! `SEEDS=n` runs so many seeds (`make crash SEEDS=n`), `SEED=n` one. The last tests are the canary: with a disk that lies
 //! about flushes the same suite must fail.
 
+mod lost_index;
 mod writers;
 
 use crate::durability::History;
@@ -38,14 +39,16 @@ struct Setting {
     options: Options,
     shape: Shape,
     seeds: u64,
-    /// Flushes of this port, or of all, do nothing.
-    lie: Option<Option<&'static str>>,
+    /// A metadata image is kept, and half of the cuts lose the index.
+    keeps_image: bool,
+    /// Flushes of these ports do nothing; none: of all.
+    lie: Option<&'static [&'static str]>,
 }
 
 impl Setting {
     fn new(background: bool) -> Setting {
         let options = Options { background, commit_interval_ms: 2, cache_bytes: 16 << 20, ..Options::default() };
-        Setting { options, shape: Shape::SINGLE, seeds: SEEDS_DEFAULT, lie: None }
+        Setting { options, shape: Shape::SINGLE, seeds: SEEDS_DEFAULT, keeps_image: false, lie: None }
     }
 }
 
@@ -84,8 +87,10 @@ impl<'a> Life<'a> {
     fn begin(setting: &'a Setting, power: SimulatedPower, store: MemoryStore, mut runner: Runner, history: History) -> Life<'a> {
         let cuts = Cuts::default();
         runner.deletes_later = setting.options.background;
-        if let Some(port) = setting.lie {
-            power.lie_about_flushes(port);
+        match setting.lie {
+            Some([]) => power.lie_about_flushes(None),
+            Some(ports) => ports.iter().for_each(|port| power.lie_about_flushes(Some(port))),
+            None => {}
         }
         Life { setting, power, store, runner, history, cuts, judged: 0 }
     }
@@ -120,6 +125,7 @@ impl<'a> Life<'a> {
             effect.event = Some(crate::execution::Event::SyncedAll);
             has_committed = true;
         }
+        lost_index::work_on_image(&self.runner.fs, self.setting, random)?;
         let step = self.history.add(&self.runner.model, effect, has_committed);
         let cuts = std::mem::take(&mut *self.cuts.lock());
         for cut in cuts {
@@ -178,6 +184,9 @@ impl Recovered {
         let power = SimulatedPower::reopen(seed, &cut.images);
         let store = MemoryStore::found_on(&power);
         let at = |what: &str, error: &dyn std::fmt::Display| format!("{}: {what}: {error}", cut.at);
+        if store.disks.images.is_some() && seed.is_multiple_of(2) {
+            lost_index::lose_and_rebuild(&store, seed).map_err(|error| at("making the index anew", &error))?;
+        }
         let options = CheckOptions { verify_data: true };
         let report = check(&store.disks, &options, &mut |_, _| {}).map_err(|error| at("check", &error))?;
         // Torn copies are healed by the mount; but what is recorded has all its copies.
@@ -199,6 +208,7 @@ fn run(seed: u64, operations: &[Operation], setting: &Setting) -> Result<u64, St
     let mut random = Random::new(seed);
     let power = SimulatedPower::new(random.next());
     let store = MemoryStore::shaped_on(&power, STORE_BYTES, setting.shape);
+    let store = if setting.keeps_image { lost_index::begin(store, &power)? } else { store };
     let fs = store.open_with(setting.options.clone());
     let runner = Runner::new(fs, Model::new());
     let (first, second) = operations.split_at(operations.len() / 2);
@@ -287,30 +297,30 @@ fn a_power_cut_with_two_copies_loses_nothing_acknowledged() {
     }
 }
 
-/// The suite must notice that this disk lies.
-fn must_notice(lie: Option<&'static str>) {
-    let setting = Setting { lie: Some(lie), ..Setting::new(false) };
+/// The suite must notice that these disks lie.
+fn must_notice(setting: Setting, ports: &'static [&'static str]) {
+    let setting = Setting { lie: Some(ports), ..setting };
     let noticed = (0..CANARY_SEEDS).find_map(|seed| run_caught(seed, &operations_of(seed), &setting).err());
-    println!("{:?}: {}", lie, noticed.as_deref().unwrap_or("not noticed"));
-    assert!(noticed.is_some(), "flushes of {lie:?} did nothing, and nothing was noticed");
+    println!("{ports:?}: {}", noticed.as_deref().unwrap_or("not noticed"));
+    assert!(noticed.is_some(), "flushes of {ports:?} did nothing, and nothing was noticed");
 }
 
 #[test]
 fn canary_no_flush_at_all() {
-    must_notice(None);
+    must_notice(Setting::new(false), &[]);
 }
 
 #[test]
 fn canary_no_flush_of_the_device() {
-    must_notice(Some("device"));
+    must_notice(Setting::new(false), &["device"]);
 }
 
 #[test]
 fn canary_no_flush_of_the_journal() {
-    must_notice(Some("journal"));
+    must_notice(Setting::new(false), &["journal"]);
 }
 
 #[test]
 fn canary_no_flush_of_the_index() {
-    must_notice(Some("index"));
+    must_notice(Setting::new(false), &["index"]);
 }

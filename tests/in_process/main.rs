@@ -23,6 +23,7 @@ mod forgotten_maps;
 mod frozen_buffers;
 mod fsync_cost;
 mod hostile;
+mod image;
 mod index;
 mod invariants;
 mod io_errors;

@@ -23,6 +23,7 @@ mod layout;
 mod leaving;
 mod locks;
 mod loop_device;
+mod lost_index;
 mod mappings;
 #[path = "../common/mount.rs"]
 mod mount;
