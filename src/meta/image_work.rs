@@ -28,7 +28,7 @@ impl Metadata {
         if let Some(image) = &self.image {
             return image.status();
         }
-        let record = self.layers.get(&schema::image()).ok().flatten();
+        let record = self.index.snapshot().and_then(|snapshot| snapshot.get(&schema::image())).ok().flatten();
         match record.and_then(|record| ImageRecord::decode(&record).ok()) {
             Some(record) => json!({
                 "state": "current",
