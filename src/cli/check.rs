@@ -1,7 +1,7 @@
 //! `sumfs check`: the offline check as fsck(8) is called. The walk is [`crate::verify::check`].
 
 use super::info::show_bytes;
-use super::{Failure, LOCK_TIMEOUT, Outcome, WithCode, mountinfo, progress_bar};
+use super::{Failure, LOCK_TIMEOUT, Outcome, WithCode, fields, mountinfo, progress_bar};
 use crate::store::{OpenOptions, StoreDirectory};
 use crate::units::BLOCK_SIZE;
 use crate::verify::check::{CheckOptions, Report, check};
@@ -15,6 +15,7 @@ const CODE_FAILED: u8 = 8;
 
 /// Arguments of `sumfs check`.
 #[derive(Debug, clap::Args)]
+#[command(after_long_help = fields::CHECK)]
 pub struct Arguments {
     /// The store; not mounted.
     store: PathBuf,

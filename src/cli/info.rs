@@ -3,7 +3,7 @@
 
 use super::mountinfo::{self, sumfs_mount};
 use super::umount::ask_daemon;
-use super::{Outcome, WithCode};
+use super::{Outcome, WithCode, fields};
 use crate::clock;
 use crate::control::Command;
 use crate::disk::superblock::{FeatureKind, feature_names};
@@ -19,6 +19,7 @@ const OUR_OWN_REASON: &str = "mounted read-only";
 
 /// Arguments of `sumfs info`.
 #[derive(Debug, clap::Args)]
+#[command(after_long_help = fields::INFO)]
 pub struct Arguments {
     /// A mount point or a store.
     #[arg(value_name = "MNT|STORE")]
@@ -30,6 +31,7 @@ pub struct Arguments {
 
 /// Arguments of `sumfs stats`.
 #[derive(Debug, clap::Args)]
+#[command(after_long_help = fields::STATS)]
 pub struct StatsArguments {
     /// Where the store is mounted.
     #[arg(value_name = "MNT")]

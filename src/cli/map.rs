@@ -1,8 +1,7 @@
 //! `sumfs map`: where the data of a file lies.
 
-use super::mountinfo;
 use super::umount::ask_daemon;
-use super::{Failure, Outcome, WithCode};
+use super::{Failure, Outcome, WithCode, fields, mountinfo};
 use crate::control::Command;
 use crate::sys::{FILE_SYSTEM_TYPE, Mounted};
 use serde_json::Value;
@@ -11,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 /// Arguments of `sumfs map`.
 #[derive(Debug, clap::Args)]
+#[command(after_long_help = fields::MAP)]
 pub struct Arguments {
     /// A file in a mount.
     file: PathBuf,
@@ -43,7 +43,7 @@ pub(super) fn file_in_mount(file: &Path) -> Result<(Mounted, u64), Failure> {
     let path = file.canonicalize().map_err(failed)?;
     let metadata = std::fs::metadata(&path).map_err(failed)?;
     if !metadata.is_file() {
-        return Err(Failure::new(1, format!("{shown} is not a regular file; only these have data")));
+        return Err(Failure::new(1, format!("{shown} is not a regular file; name one in a sumfs mount")));
     }
     let mounts = mountinfo::mounts().or_code(1)?;
     let holder =

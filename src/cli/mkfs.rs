@@ -1,12 +1,14 @@
 //! `sumfs mkfs`: the arguments, and what is said at the end. The work is [`StoreDirectory::create`].
 
 use super::info::show_bytes;
-use super::{Outcome, WithCode};
+use super::{Outcome, WithCode, fields};
 use crate::store::{CreateOptions, DataProfile, StoreDirectory, parse_size};
+use serde_json::json;
 use std::path::PathBuf;
 
 /// Arguments of `sumfs mkfs`.
 #[derive(Debug, clap::Args)]
+#[command(after_long_help = fields::MKFS)]
 pub struct Arguments {
     /// The directory to make the store in; made if it does not exist.
     store: PathBuf,
@@ -28,6 +30,9 @@ pub struct Arguments {
     /// Overwrite what is there, also a store.
     #[arg(long)]
     force: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 /// The profiles as they are written.
@@ -52,8 +57,19 @@ pub fn run(arguments: &Arguments) -> Outcome {
         force: arguments.force,
     };
     let superblock = StoreDirectory::create(&arguments.store, options).or_code(1)?;
-    let bytes = superblock.devices.iter().map(|device| device.len).sum();
+    let bytes: u64 = superblock.devices.iter().map(|device| device.len).sum();
     let store = arguments.store.display();
+    if arguments.json {
+        let made = json!({
+            "store": store.to_string(),
+            "uuid": uuid::Uuid::from_bytes(superblock.uuid).to_string(),
+            "label": superblock.label,
+            "size_bytes": bytes,
+            "data_profile": if superblock.has_two_copies() { "dup" } else { "single" },
+        });
+        println!("{made:#}");
+        return Ok(0);
+    }
     let copies = if superblock.has_two_copies() { " for two copies of everything" } else { "" };
     println!("made the store {store}: {}{copies}, uuid {}", show_bytes(bytes), uuid::Uuid::from_bytes(superblock.uuid));
     println!("mount it with: sumfs mount {store} MNT");

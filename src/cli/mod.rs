@@ -15,6 +15,7 @@
 
 pub mod check;
 pub mod daemon;
+mod fields;
 mod generate;
 mod index;
 pub mod info;

@@ -6,7 +6,7 @@
 
 use super::info::show_bytes;
 use super::umount::ask_daemon;
-use super::{Failure, LOCK_TIMEOUT, Outcome, WithCode, mountinfo, progress_bar};
+use super::{Failure, LOCK_TIMEOUT, Outcome, WithCode, fields, mountinfo, progress_bar};
 use crate::control::{Command, ScrubAction};
 use crate::error::Result;
 use crate::fs::{Filesystem, Options};
@@ -35,14 +35,19 @@ pub struct Arguments {
 #[derive(Debug, clap::Subcommand)]
 enum Action {
     /// Begin to read everything and compare it with its checksums, repairing what has a good copy.
+    #[command(after_long_help = fields::SCRUB)]
     Start(StartArguments),
     /// Show how far it is, or what the last one found.
+    #[command(after_long_help = fields::SCRUB)]
     Status(TargetArguments),
     /// Stop for now; survives unmounting.
+    #[command(after_long_help = fields::SCRUB)]
     Pause(TargetArguments),
     /// Go on where it was, also with one that the end of a process broke off.
+    #[command(after_long_help = fields::SCRUB)]
     Resume(StartArguments),
     /// Stop for good.
+    #[command(after_long_help = fields::SCRUB)]
     Cancel(TargetArguments),
 }
 
@@ -82,8 +87,10 @@ pub struct DamageArguments {
 #[derive(Debug, clap::Subcommand)]
 enum DamageAction {
     /// Show all damage that reads and scrubs have met and that still counts.
+    #[command(after_long_help = fields::DAMAGE)]
     List(TargetArguments),
     /// Forget it; what is still there is found again.
+    #[command(after_long_help = fields::DAMAGE)]
     Clear(TargetArguments),
 }
 

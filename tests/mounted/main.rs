@@ -18,6 +18,7 @@ mod full;
 mod handles;
 mod holes;
 mod io_errors;
+mod json;
 mod kill;
 mod layout;
 mod leaving;
