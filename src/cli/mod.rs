@@ -34,7 +34,7 @@ pub mod umount;
 
 use crate::error::Error;
 use clap::{Parser, Subcommand};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -73,6 +73,15 @@ fn progress_bar(template: &str) -> ProgressBar {
     let style = ProgressStyle::with_template(template);
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar
+}
+
+/// Shows, on a terminal, that something is waited for; gone when dropped.
+fn waiting(what: String) -> ProgressBar {
+    let spinner = ProgressBar::new_spinner().with_finish(ProgressFinish::AndClear).with_message(what);
+    let style = ProgressStyle::with_template("{spinner} {msg} ({elapsed})");
+    spinner.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+    spinner.enable_steady_tick(Duration::from_millis(200));
+    spinner
 }
 
 /// Gives errors the exit code of the command that met them.

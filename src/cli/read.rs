@@ -2,11 +2,12 @@
 //! checksum.
 
 use super::umount::no_daemon;
-use super::{Failure, Outcome, WithCode, map, mountinfo};
+use super::{Failure, Outcome, WithCode, map, mountinfo, progress_bar};
 use crate::control::{self, Command};
 use crate::units::EXTENT_BYTES_MAX;
+use indicatif::ProgressBar;
 use serde_json::Value;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 
 /// Some of what was written matches no checksum, or stands for what could not be read.
@@ -37,9 +38,12 @@ fn parse_range(text: &str) -> Result<(u64, u64), String> {
 pub fn run(arguments: &Arguments) -> Outcome {
     let (mount, inode) = map::file_in_mount(&arguments.file)?;
     let uuid = mountinfo::store_uuid(&mount).or_code(1)?;
-    let (mut at, end) = arguments.range.unwrap_or((0, u64::MAX));
+    let (begin, end) = arguments.range.unwrap_or((0, u64::MAX));
+    let mut at = begin;
     let mut output = std::io::stdout().lock();
     let mut is_damaged = false;
+    // Between bytes on the same terminal it would only be in the way.
+    let bar = if output.is_terminal() { ProgressBar::hidden() } else { progress_bar("{bar:40} {percent}% {eta} left") };
     while at < end {
         let length = EXTENT_BYTES_MAX.min(end - at);
         let part = control::ask(&uuid, Command::Salvage { inode, offset: at, length }).or_code(1)?;
@@ -50,7 +54,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
             for range in part[list].as_array().into_iter().flatten() {
                 is_damaged = true;
                 let edge = |at: usize| range[at].as_u64().unwrap_or(0);
-                eprintln!("bytes {}-{}: {what}", edge(0), edge(1).saturating_sub(1));
+                bar.suspend(|| eprintln!("bytes {}-{}: {what}", edge(0), edge(1).saturating_sub(1)));
             }
         }
         if bytes.is_empty() {
@@ -58,7 +62,10 @@ pub fn run(arguments: &Arguments) -> Outcome {
         }
         output.write_all(&bytes).map_err(|error| Failure::new(1, format!("writing to standard output: {error}")))?;
         at += bytes.len() as u64;
+        bar.set_length(part["size"].as_u64().unwrap_or(0).min(end).saturating_sub(begin));
+        bar.set_position(at - begin);
     }
+    bar.finish_and_clear();
     output.flush().map_err(|error| Failure::new(1, format!("writing to standard output: {error}")))?;
     Ok(if is_damaged { CODE_DAMAGE_LEFT } else { 0 })
 }

@@ -5,7 +5,7 @@
 //! everything.
 
 use super::mountinfo::{self, sumfs_mount};
-use super::{Failure, Outcome, WithCode};
+use super::{Failure, Outcome, WithCode, waiting};
 use crate::control::{self, Command, Pending};
 use crate::error::Error;
 use crate::store::StoreDirectory;
@@ -37,6 +37,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let mount = sumfs_mount(&arguments.mountpoint)?;
     let timeout = Duration::from_secs(arguments.timeout);
     let farewell = ask_for_farewell(&mount);
+    let _shown = waiting(format!("until {} is durable", mount.source.display()));
     unmount(&mount.mountpoint)?;
     // Seen elsewhere still, so the daemon goes on.
     if mountinfo::mounts().or_code(1)?.iter().any(|other| other.device == mount.device) {
@@ -74,10 +75,11 @@ pub fn sync(arguments: &SyncArguments) -> Outcome {
     let mount = sumfs_mount(&arguments.mountpoint)?;
     let at = mount.mountpoint.display();
     let directory = std::fs::File::open(&mount.mountpoint).map_err(|error| Failure::new(1, format!("opening {at}: {error}")))?;
+    let _shown = waiting(format!("writing back {at}"));
     // What could be written back is made durable even if something else could not.
     let written = rustix::fs::syncfs(&directory);
     ask_daemon(&mount, Command::Sync, 1)?;
-    written.map_err(|error| Failure::new(1, format!("writing back {at}: {error}; all else is durable")))?;
+    written.map_err(|error| Failure::new(1, format!("writing back {at} (all else is durable): {error}")))?;
     Ok(0)
 }
 
