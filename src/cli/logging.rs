@@ -18,6 +18,7 @@ static DETACHED: AtomicBool = AtomicBool::new(false);
 /// Messages to stderr; for commands and for `mount -f` without a log.
 pub fn to_stderr() {
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter("warn")).with_writer(std::io::stderr).with_target(false);
+    let subscriber = subscriber.with_ansi(super::complaint::stderr_has_colours());
     // Tests may have installed another subscriber; then that one serves.
     subscriber.without_time().try_init().ok();
 }

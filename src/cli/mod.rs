@@ -3,7 +3,7 @@
 //! [`invocation`] (the forms in which mount(8) and fstab call us), [`options`] (the `-o` list), [`mountinfo`] (what is
 //! mounted where) and [`logging`].
 //!
-//! Every failure is one line on stderr, `sumfs: what is wrong; what to do`, and an exit code:
+//! Every failure is a line on stderr, `sumfs: what is wrong`, another with `try: what to do` ([`complaint`]), and an exit code:
 //!
 //! | command | codes |
 //! |---|---|
@@ -14,6 +14,7 @@
 //! | the others | 0 done, 1 failed, 2 wrong usage |
 
 pub mod check;
+mod complaint;
 pub mod daemon;
 mod fields;
 mod generate;
@@ -44,7 +45,7 @@ use std::time::Duration;
 pub struct Failure {
     /// The exit code.
     pub code: u8,
-    /// One line, without the leading `sumfs: `.
+    /// One line, `what is wrong; what to do`, without the leading `sumfs: `.
     pub message: String,
 }
 
@@ -145,15 +146,16 @@ enum Command {
 pub fn main() -> ExitCode {
     let arguments = invocation::normalize(std::env::args_os().collect());
     let usage_code = usage_code(arguments.get(1).map(OsString::as_os_str));
-    let outcome = match Cli::try_parse_from(arguments) {
+    let outcome = match Cli::try_parse_from(&arguments) {
         Ok(cli) => run(cli.command),
-        Err(error) => Err(explain_usage(&error, usage_code)),
+        Err(error) if complaint::print_usage(&error, &arguments) => Ok(usage_code),
+        Err(_) => Ok(0),
     };
     match outcome {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
             if !failure.message.is_empty() {
-                eprintln!("sumfs: {}", failure.message);
+                complaint::print(&failure.message, &arguments);
             }
             ExitCode::from(failure.code)
         }
@@ -193,13 +195,6 @@ fn usage_code(command: Option<&OsStr>) -> u8 {
         Some("check" | "scrub" | "damage") => 16,
         _ => 2,
     }
-}
-
-/// Help and version are no failures; anything else is clap's text (several lines, with the usage).
-fn explain_usage(error: &clap::Error, usage_code: u8) -> Failure {
-    // Nothing sensible is left to do when the terminal itself is gone.
-    error.print().ok();
-    Failure::new(if error.use_stderr() { usage_code } else { 0 }, "")
 }
 
 #[cfg(test)]

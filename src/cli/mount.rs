@@ -203,7 +203,7 @@ fn wait_until_usable(mut daemon: Child) -> Result<(), Failure> {
     }
     let status = daemon.wait().map_err(|error| Failure::new(CODE_FAILED, format!("waiting for the daemon: {error}")))?;
     if message.is_empty() {
-        message = format!("the daemon ended before the mount was usable ({status}); -f shows what it says");
+        message = format!("the daemon ended before the mount was usable ({status}); with -f, which shows what it says");
     }
     let code = status.code().and_then(|code| u8::try_from(code).ok()).filter(|code| *code != 0);
     Err(Failure::new(code.unwrap_or(CODE_FAILED), message))

@@ -34,10 +34,12 @@ impl Ran {
         self
     }
 
-    /// Panics unless it failed with `code` and one line on stderr that contains all of `parts`.
+    /// Panics unless it failed with `code` and two lines on stderr, what is wrong and what to do, that contain all of `parts`.
     pub fn expect_failure(self, code: i32, parts: &[&str]) {
         assert_eq!(self.code, code, "{self:?}");
-        assert_eq!(self.stderr.lines().count(), 1, "one line for the person: {self:?}");
+        let lines: Vec<&str> = self.stderr.lines().collect();
+        let is_complaint = |lines: &[&str]| lines[0].starts_with("sumfs: ") && lines[1].starts_with("try: ");
+        assert!(lines.len() == 2 && is_complaint(&lines), "what is wrong and what to do: {self:?}");
         for part in parts {
             assert!(self.stderr.contains(part), "no \"{part}\" in {self:?}");
         }

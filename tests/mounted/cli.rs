@@ -111,7 +111,7 @@ const WRONG: &[(&str, i32, &[&str])] = &[
     ("sync /proc", 1, &["/proc is a mount of type proc", "findmnt"]),
     ("umount plain", 1, &["plain is not a mount point", "findmnt"]),
     ("map nothing", 1, &["nothing: No such file", "name a file in a sumfs mount"]),
-    ("map plain", 1, &["plain is not a regular file", ";"]),
+    ("map plain", 1, &["plain is not a regular file", "name one"]),
     ("map file", 1, &["file is not in a sumfs mount", "findmnt"]),
     ("read --ignore-checksum file", 1, &["file is not in a sumfs mount", "findmnt"]),
     ("index rebuild nothing", 1, &["nothing does not exist", "sumfs mkfs nothing"]),

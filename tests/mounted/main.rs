@@ -4,6 +4,7 @@ mod access_times;
 mod acl;
 mod applications;
 mod cli;
+mod complaints;
 mod content;
 mod copies;
 mod crash;
