@@ -105,19 +105,6 @@ fn what_is_made_inherits() {
     }
 }
 
-#[test]
-fn what_is_no_list_is_refused() {
-    let mount = Mount::with_size("64M", "");
-    let file = mount.path().join("file");
-    fs::write(&file, "").unwrap();
-    set_mode(&file, 0o644);
-    let set = |name: &str, value: &[u8]| setxattr(&file, name, value, XattrFlags::empty());
-    assert_eq!(set(ACCESS, &list(6, 7)[..30]), Err(Errno::INVAL));
-    assert_eq!(set(ACCESS, &list(9, 7)), Err(Errno::INVAL));
-    assert_eq!(set(DEFAULT, &list(6, 7)), Err(Errno::ACCESS));
-    assert_eq!((file.metadata().unwrap().mode() & 0o7777, get(&file, ACCESS)), (0o644, Err(Errno::NODATA)));
-}
-
 /// Whoever is not of a file's group cannot keep its set-group-id while changing its list.
 #[test]
 fn a_stranger_to_the_group_loses_set_group_id() {

@@ -379,3 +379,27 @@ fn a_file_made_without_a_name_can_get_one_once() {
     assert!(matches!(tree.fs.link(found.inode, ROOT, b"again"), Err(Error::NotFound)));
     tree.close();
 }
+
+/// What the kernel asks about a file handle whose inode it does not remember.
+#[test]
+fn inodes_are_found_by_number_as_long_as_they_have_a_name() {
+    let mut tree = Tree::new();
+    let directory = tree.directory(ROOT, "d");
+    let (file, inner) = (tree.file(directory, "f"), tree.directory(directory, "inner"));
+    tree.remount();
+    for (inode, name, found) in [(file, &b"."[..], file), (inner, b".", inner), (inner, b"..", directory), (ROOT, b"..", ROOT)] {
+        assert_eq!(tree.fs.lookup(inode, name).unwrap().inode, found);
+    }
+    // The kernel knows both still, so they are there; but no handle leads to them any more.
+    tree.fs.unlink(directory, b"f").unwrap();
+    tree.fs.rmdir(directory, b"inner").unwrap();
+    for (inode, name) in [(file, &b"."[..]), (inner, b"."), (inner, b"..")] {
+        assert_eq!(tree.attributes(inode).links, 0);
+        assert!(matches!(tree.fs.lookup(inode, name), Err(Error::NotFound)));
+    }
+    for (inode, lookups) in [(file, 1), (inner, 1)] {
+        tree.fs.forget(inode, lookups);
+        assert!(matches!(tree.fs.lookup(inode, b"."), Err(Error::Stale | Error::NotFound)));
+    }
+    tree.close();
+}
