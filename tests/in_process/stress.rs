@@ -60,6 +60,18 @@ impl Worker<'_> {
                 })
             }
             4 if self.random.below(8) == 0 => self.fs.sync(),
+            5 => {
+                let to = self.name();
+                let _changing = self.directory.write().unwrap();
+                let found = self.fs.lookup(ROOT, &name)?.inode;
+                self.link(found, &to)
+            }
+            6 => {
+                let made = self.fs.tmpfile(&CALLER, ROOT, 0o600, 0)?.inode;
+                let used = self.use_file(made);
+                let _changing = self.directory.write().unwrap();
+                self.link(made, &name).and(used)
+            }
             _ => {
                 let looking = self.directory.read().unwrap();
                 let found = self.fs.lookup(ROOT, &name)?.inode;
@@ -69,6 +81,13 @@ impl Worker<'_> {
                 result
             }
         }
+    }
+
+    /// Gives a file that is known once one more name, and forgets it.
+    fn link(&self, file: InodeNumber, name: &[u8]) -> Result<()> {
+        let linked = self.fs.link(file, ROOT, name);
+        self.fs.forget(file, 1 + u64::from(linked.is_ok()));
+        linked.map(|_| ())
     }
 
     fn use_file(&mut self, file: InodeNumber) -> Result<()> {
