@@ -20,6 +20,7 @@ Fields of --json:
   size_bytes, used_bytes, free_bytes, group_bytes, inodes
   devices               a list: id, path, bytes
   journal               path (null: in the store), bytes
+  image                 what a lost index can be made from: state, generation, when it was completed, sizes, age_seconds, failure
   read_only_reason      null, or why nothing can be written";
 
 /// Of `sumfs stats`.
@@ -75,3 +76,14 @@ Fields of --json:
   ranges                a list: file (path and inode; null where no file has it), offset, length, copy, address, device,
                         device_offset, unreadable (else its checksum is wrong), repaired
   values                metadata that is damaged, as a list of sentences";
+
+/// Of `sumfs index rebuild`.
+pub const INDEX: &str = "\
+Fields of --json:
+  image_generation, continued_by_generation, image_completed, image_sequence, image_bad_frames
+                        the image that was taken, when it was completed, its last transaction, what of it was bad
+  journal_records, sequence
+                        transactions that the journal had behind it, and the last one
+  missing               null, or what is lost
+  records, index_bytes  the new index
+  damaged_index         where the old one is kept, or null";

@@ -1,7 +1,7 @@
 //! `sumfs index rebuild`: a new index out of the metadata image and the journal, for a store that is not mounted.
 
 use super::info::show_bytes;
-use super::{Failure, LOCK_TIMEOUT, Outcome, WithCode, mountinfo, progress_bar};
+use super::{Failure, LOCK_TIMEOUT, Outcome, WithCode, fields, mountinfo, progress_bar};
 use crate::meta::restore::{Missing, Source};
 use crate::store::{RebuildOptions, Rebuilt, StoreDirectory};
 use serde_json::{Value, json};
@@ -17,6 +17,7 @@ pub struct Arguments {
 #[derive(Debug, clap::Subcommand)]
 enum Action {
     /// Make the index of a store anew from the metadata image and the journal. The old one is kept as `index.damaged`.
+    #[command(after_long_help = fields::INDEX)]
     Rebuild(RebuildArguments),
 }
 

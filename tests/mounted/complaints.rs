@@ -11,9 +11,10 @@ use std::path::Path;
 const NEED_NOTHING: [&str; 3] = ["help", "man", "systemd-units"];
 
 /// What takes the store, mounted or not; `-` stands for it.
-const OF_STORES: [&str; 9] = [
+const OF_STORES: [&str; 10] = [
     "info -",
     "check -",
+    "index rebuild -",
     "scrub start -",
     "scrub status -",
     "scrub pause -",

@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
 /// Names whose members are names of counters, which need no explanation each, or the fields of another answer.
-const OPEN: [&str; 12] = [
+const OPEN: [&str; 14] = [
     "space",
     "metadata",
     "cache",
@@ -20,6 +20,8 @@ const OPEN: [&str; 12] = [
     "healed",
     "latency",
     "issues",
+    "damage",
+    "image",
 ];
 
 /// The names of fields, as deep as they are fixed.
@@ -94,6 +96,7 @@ fn every_field_stands_in_the_help() {
     mount.umount();
     ask("info", &store);
     ask("check", &store);
+    ask("index rebuild", &store);
     mount.mount();
 }
 
