@@ -84,6 +84,8 @@ fn noauto_waits_and_nofail_forgives_only_what_is_not_there() {
     assert!(ran.stderr.contains("nothing: does not exist"), "said all the same: {}", ran.stderr);
     machine.fstab("nothing", "defaults");
     machine.script("mount -a -T fstab").expect_failure(32, &["nothing: does not exist", "make it first"]);
+    // The daemon of the script above may still be closing, and writes the superblock then; a check waits for it.
+    sumfs(&["check", &machine.path("store")]).expect_success();
     // A store that is there and broken is no store that is not there.
     fs::write(machine.directory.path().join("store/superblock"), vec![7; 64 << 10]).unwrap();
     machine.fstab("store", "nofail");
