@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Files grow in steps of this much.
-const GROWTH_BYTES: u64 = 8 << 20;
+const GROWTH_BYTES: u64 = 1 << 20;
 /// Room that the image leaves to the index and to new groups on the host.
 const HOST_ROOM_BYTES: u64 = 32 << 20;
 /// So long after a failure there is no new attempt.

@@ -11,7 +11,7 @@ use sumfs::meta::redb_index::RedbIndex;
 use sumfs::meta::restore::Restore;
 
 const INDEX_CACHE_BYTES: usize = 8 << 20;
-const SEEDS: u64 = 16;
+const SEEDS: u64 = 6;
 
 /// The store with a first image: before there is one, an index that is lost is lost.
 pub(super) fn begin(store: MemoryStore, power: &SimulatedPower) -> Result<MemoryStore, String> {
