@@ -7,7 +7,7 @@
 use super::map::{FileExtents, Kind};
 use super::{ExtentFile, Extents};
 use crate::error::{Error, Result};
-use crate::meta::records::ExtentRecord;
+use crate::meta::records::{ExtentRecord, LOST};
 use crate::meta::schema;
 use crate::units::{BLOCK, BLOCK_SIZE, BlockAddress, block_ceil, block_floor};
 use std::ops::Range;
@@ -40,6 +40,11 @@ pub struct Data {
 }
 
 impl Data {
+    /// Found lost by a repair: there are no bytes.
+    pub fn is_lost(&self) -> bool {
+        self.extent == LOST
+    }
+
     /// The first block of the piece.
     pub fn block(&self) -> BlockAddress {
         self.extent.plus(self.first as u64)
@@ -147,6 +152,9 @@ impl Extents {
         target: &'a mut [u8],
         parts: &mut Vec<Part<'a>>,
     ) -> Result<()> {
+        if data.is_lost() {
+            return Err(Error::corrupt(format!("the data of inode {} at byte {offset} was lost before a repair", file.inode)));
+        }
         let sums = match &data.sums {
             Some(sums) => sums.clone(),
             None => self.read_sums(file, data)?,

@@ -5,9 +5,10 @@
 //! stored record is out of date. All changes since the last collect go into one batch, so a crash sees all of them or none.
 
 use super::collect::Gathered;
-use crate::error::{Error, Result};
+use super::stored_map::{last_range, read_records};
+use crate::error::Result;
 use crate::lock::{RankedGuard, RankedMutex};
-use crate::meta::records::MapRecord;
+use crate::meta::records::{LOST, MapRecord};
 use crate::meta::{Delta, Metadata, schema};
 use crate::space::Run;
 use crate::units::{BLOCK_SIZE, BlockAddress, EXTENT_BYTES_MAX, FILE_SIZE_MAX, InodeNumber, block_ceil, blocks_for};
@@ -36,6 +37,11 @@ pub struct Written {
 }
 
 impl Written {
+    /// Found lost by a repair: there is no such extent.
+    pub fn is_lost(&self) -> bool {
+        self.extent == LOST
+    }
+
     /// The first block used.
     pub fn block(&self) -> BlockAddress {
         self.extent.plus(u64::from(self.first))
@@ -77,6 +83,7 @@ pub struct Dropped {
 struct Reading {
     inode: InodeNumber,
     generation: u64,
+    size: u64,
 }
 
 /// The map of one file; lock rank Extents.
@@ -207,7 +214,7 @@ impl FileExtents {
                 match map.missing(start, end) {
                     None => return Ok(()),
                     Some(chunk) => {
-                        let reading = Reading { inode: map.inode, generation: map.generation };
+                        let reading = Reading { inode: map.inode, generation: map.generation, size: map.size };
                         (reading, chunk, end - start > 16 * CHUNK_BYTES)
                     }
                 }
@@ -224,16 +231,14 @@ impl FileExtents {
         let inode = reading.inode;
         let (begin, end) = (chunk * CHUNK_BYTES, (chunk + 1).saturating_mul(CHUNK_BYTES));
         // A record of an earlier chunk may reach into this one: that chunk then comes first, and owns it.
-        if let Some((key, record)) = meta.last(&schema::map(inode, 0), &schema::map(inode, begin))? {
-            let (offset, record) = parse_map(&key, &record)?;
-            let reaches = offset + record.length() > begin;
-            let owner = offset / CHUNK_BYTES;
-            if reaches && !extents.lock().is_loaded(offset, offset + 1) {
-                Self::load_chunk(extents, meta, reading, owner)?;
-            }
+        if let Some((offset, record)) = last_range(meta, inode, begin, reading.size)?
+            && offset + record.length() > begin
+            && !extents.lock().is_loaded(offset, offset + 1)
+        {
+            Self::load_chunk(extents, meta, reading, offset / CHUNK_BYTES)?;
         }
         let mut found = Vec::new();
-        read_records(meta, schema::map(inode, begin), &schema::map(inode, end), &mut found)?;
+        read_records(meta, schema::map(inode, begin), &schema::map(inode, end), reading.size, &mut found)?;
         extents.lock().add_loaded(reading.generation, chunk, begin, end, found);
         Ok(())
     }
@@ -242,7 +247,7 @@ impl FileExtents {
         use schema::Item;
         let inode = reading.inode;
         let mut found = Vec::new();
-        read_records(meta, schema::items(inode, Item::Map), &schema::items_end(inode, Item::Map), &mut found)?;
+        read_records(meta, schema::items(inode, Item::Map), &schema::items_end(inode, Item::Map), reading.size, &mut found)?;
         let mut map = extents.lock();
         if map.generation != reading.generation {
             return Ok(());
@@ -391,13 +396,13 @@ impl FileExtents {
                 }
                 Kind::Written(written) => {
                     self.touched.insert(offset);
-                    self.deltas.push(Delta {
+                    self.deltas.extend((!written.is_lost()).then_some(Delta {
                         extent: written.extent,
                         extent_blocks: written.extent_blocks,
                         first: written.first,
                         count: blocks as u16,
                         change: -1,
-                    });
+                    }));
                 }
                 Kind::Unwritten { is_claimed } => {
                     self.touched.insert(offset);
@@ -488,36 +493,6 @@ impl FileExtents {
             && written.extent == extent
         {
             written.sums = Some(sums.clone());
-        }
-    }
-}
-
-/// A stored range of a file map: where it begins, and what it is. It ends within the largest file.
-pub fn parse_map(key: &[u8], record: &[u8]) -> Result<(u64, MapRecord)> {
-    let Some(schema::Parsed::Map { offset, inode }) = schema::parse(key) else {
-        return Err(Error::corrupt("a file map key with a wrong layout"));
-    };
-    let record = MapRecord::decode(record)?;
-    let is_inside = offset.checked_add(record.length()).is_some_and(|end| end <= FILE_SIZE_MAX);
-    if offset % BLOCK_SIZE == 0 && is_inside {
-        return Ok((offset, record));
-    }
-    Err(Error::corrupt(format!("the file map of inode {inode} has {} bytes at {offset}", record.length())))
-}
-
-fn read_records(meta: &Metadata, mut from: Vec<u8>, to: &[u8], found: &mut Vec<(u64, MapRecord)>) -> Result<()> {
-    loop {
-        let (items, next) = meta.scan(&from, to, 4096)?;
-        for (key, record) in items {
-            let (offset, record) = parse_map(&key, &record)?;
-            if found.last().is_some_and(|(before, last): &(u64, MapRecord)| before + last.length() > offset) {
-                return Err(Error::corrupt(format!("the file map has two ranges at {offset}, key {}", key.escape_ascii())));
-            }
-            found.push((offset, record));
-        }
-        match next {
-            Some(next) => from = next,
-            None => return Ok(()),
         }
     }
 }

@@ -11,6 +11,7 @@ pub mod map;
 mod rescue;
 mod share;
 pub mod store;
+pub mod stored_map;
 mod windows;
 
 pub use load::{Piece, ReadOrder};

@@ -43,13 +43,13 @@ impl FileExtents {
     pub fn share(&mut self, start: u64, parts: Vec<Shared>) {
         for Shared { at, length, written } in parts {
             let blocks = blocks_for(length);
-            self.deltas.push(Delta {
+            self.deltas.extend((!written.is_lost()).then_some(Delta {
                 extent: written.extent,
                 extent_blocks: written.extent_blocks,
                 first: written.first,
                 count: blocks as u16,
                 change: 1,
-            });
+            }));
             self.blocks += blocks;
             self.touched.insert(start + at);
             self.entries.insert(start + at, Entry { length, kind: Kind::Written(written) });

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::extent::FileExtents;
 use crate::lock::assert_may_wait;
 use crate::meta::Metadata;
-use crate::meta::records::{FileKind, InodeRecord};
+use crate::meta::records::{self, FileKind, InodeRecord};
 use crate::meta::schema::{self, Parsed};
 use crate::sync::Mutex;
 use crate::units::InodeNumber;
@@ -79,11 +79,13 @@ impl InodeTable {
         for run in numbers.chunk_by(|before, next| next.0 - before.0 <= NEAR).filter(|run| run.len() >= RUN_MIN) {
             let (Some(first), Some(last)) = (run.first(), run.last()) else { continue };
             let (from, to) = (schema::inode(*first), schema::inode_end(*last));
-            let (items, _) = meta.scan(&from, &to, run.len() * RECORDS_PER_INODE)?;
-            for (key, record) in items {
+            let (items, _) = meta.scan_sealed(&from, &to, run.len() * RECORDS_PER_INODE)?;
+            for (key, value) in items {
                 let Some(Parsed::Inode(number)) = schema::parse(&key) else { continue };
+                // A damaged one is for who asks for it.
                 if run.binary_search(&number).is_ok()
-                    && let Ok(inode) = stored(number, &record)
+                    && let Ok(record) = records::open(&key, &value)
+                    && let Ok(inode) = stored(number, record)
                 {
                     found[number.0 as usize % SHARDS].push(inode);
                 }

@@ -25,7 +25,9 @@ impl Filesystem {
         let mut ranges = Vec::new();
         for piece in pieces.iter().take(RANGES_MAX) {
             let mut range = json!({ "offset": piece.offset, "length": piece.length, "kind": "zeros" });
-            if let Some(data) = &piece.data {
+            if let Some(data) = piece.data.as_ref().filter(|data| data.is_lost()) {
+                range = json!({ "offset": piece.offset, "length": data.valid, "kind": "lost" });
+            } else if let Some(data) = &piece.data {
                 let block = data.extent.plus(data.first as u64);
                 let place = self.space.place(block)?;
                 range = json!({

@@ -6,8 +6,8 @@ use super::Filesystem;
 use super::inode::Inode;
 use super::types::{Attributes, DirectoryEntry};
 use crate::error::{Error, Result};
-use crate::meta::records::{CookieRecord, FileKind};
-use crate::meta::schema::{self, Parsed};
+use crate::meta::records::{self, CookieRecord, EntryRecord, FileKind};
+use crate::meta::schema::{self, Item, Parsed};
 use crate::units::InodeNumber;
 use std::sync::Arc;
 
@@ -45,11 +45,16 @@ impl Filesystem {
         let mut from = schema::entry_by_cookie(inode, (cookie + 1).max(COOKIE_FIRST));
         let to = schema::entry_by_cookie(inode, end);
         loop {
-            let (items, next) = self.meta.scan(&from, &to, ENTRIES_AT_ONCE)?;
+            let (items, next) = self.meta.scan_sealed(&from, &to, ENTRIES_AT_ONCE)?;
             let mut entries = Vec::with_capacity(items.len());
-            for (key, record) in &items {
-                if let Some(Parsed::EntryByCookie { cookie, .. }) = schema::parse(key) {
-                    entries.push((cookie, CookieRecord::decode(record)?));
+            for (key, value) in &items {
+                let Some(Parsed::EntryByCookie { cookie, .. }) = schema::parse(key) else { continue };
+                match records::open(key, value).and_then(CookieRecord::decode) {
+                    Ok(record) => entries.push((cookie, record)),
+                    Err(Error::Corrupt(reason)) => {
+                        entries.extend(self.damaged_entry(inode, cookie, &reason)?.map(|record| (cookie, record)));
+                    }
+                    Err(error) => return Err(error),
                 }
             }
             prepare(&entries)?;
@@ -64,6 +69,27 @@ impl Filesystem {
                 None => return Ok(()),
             }
         }
+    }
+
+    /// What stood at a cookie whose record is damaged: the names say so too, one by one.
+    fn damaged_entry(&self, directory: InodeNumber, cookie: u64, reason: &str) -> Result<Option<CookieRecord>> {
+        let (mut from, to) = (schema::items(directory, Item::EntryByName), schema::items_end(directory, Item::EntryByName));
+        loop {
+            let (items, next) = self.meta.scan_sealed(&from, &to, ENTRIES_AT_ONCE)?;
+            for (key, value) in &items {
+                let Some(Parsed::EntryByName { name, .. }) = schema::parse(key) else { continue };
+                let entry = records::open(key, value).and_then(EntryRecord::decode);
+                if let Some(entry) = entry.ok().filter(|entry| entry.cookie == cookie) {
+                    return Ok(Some(CookieRecord { inode: entry.inode, kind: entry.kind, name: name.to_vec() }));
+                }
+            }
+            match next {
+                Some(next) => from = next,
+                None => break,
+            }
+        }
+        tracing::warn!("directory {directory} does not list its entry with cookie {cookie}: {reason}");
+        Ok(None)
     }
 
     /// As `readdir`, with attributes; the count of lookups of every entry taken rises, but for `.` and `..`.
@@ -83,6 +109,11 @@ impl Filesystem {
             let attributes = match found {
                 Ok(attributes) => attributes,
                 Err(error) => {
+                    // Its own record is damaged: it is listed all the same, and says so to who asks for more.
+                    if matches!(error, Error::Corrupt(_)) {
+                        tracing::warn!("inode {} has no attributes: {error}", entry.inode);
+                        return visit(entry, &Attributes::unknown());
+                    }
                     // Unlinked meanwhile: not listed any more.
                     if !matches!(error, Error::Stale) {
                         failed = Some(error);

@@ -7,7 +7,7 @@ use super::types::Attributes;
 use crate::error::{Error, Result};
 use crate::extent::FileExtents;
 use crate::meta::Batch;
-use crate::meta::records::{FileKind, INODE_HAS_XATTRS, OrphanRecord};
+use crate::meta::records::{self, FileKind, INODE_HAS_XATTRS, OrphanRecord};
 use crate::meta::schema::{self, Item, Parsed};
 use crate::units::InodeNumber;
 use std::sync::Arc;
@@ -40,9 +40,10 @@ impl Filesystem {
     pub(super) fn reap_all(&self) -> Result<()> {
         loop {
             let Some(number) = self.reap_queue.lock().pop_front() else { return Ok(()) };
-            match self.inode(number) {
-                Ok(inode) => self.reap(&inode)?,
-                Err(Error::Stale) => {}
+            match self.inode(number).and_then(|inode| self.reap(&inode)) {
+                Ok(()) | Err(Error::Stale) => {}
+                // It stays, and the others go.
+                Err(Error::Corrupt(reason)) => tracing::warn!("inode {number} cannot be deleted: {reason}"),
                 Err(error) => return Err(error),
             }
         }
@@ -115,7 +116,7 @@ impl Filesystem {
         }
         let (mut from, end) = (schema::items(inode.number, Item::Xattr), schema::items_end(inode.number, Item::Xattr));
         loop {
-            let (items, next) = self.meta.scan(&from, &end, 256)?;
+            let (items, next) = self.meta.scan_sealed(&from, &end, 256)?;
             items.into_iter().for_each(|(key, _)| batch.delete(key));
             match next {
                 Some(next) => from = next,
@@ -128,12 +129,23 @@ impl Filesystem {
     pub(super) fn take_up_orphans(&self) -> Result<()> {
         let (mut from, end) = (schema::table_begin(schema::ORPHANS), schema::table_end(schema::ORPHANS));
         loop {
-            let (items, next) = self.meta.scan(&from, &end, 1000)?;
-            for (key, record) in &items {
+            let (items, next) = self.meta.scan_sealed(&from, &end, 1000)?;
+            for (key, value) in &items {
                 let Some(Parsed::Orphan(number)) = schema::parse(key) else { continue };
-                match OrphanRecord::decode(record)? {
-                    OrphanRecord::Unlinked => self.reap_queue.lock().push_back(number),
-                    OrphanRecord::Truncating { size } => self.finish_truncate(number, size)?,
+                let taken_up = match records::open(key, value).and_then(OrphanRecord::decode) {
+                    Ok(OrphanRecord::Unlinked) => {
+                        self.reap_queue.lock().push_back(number);
+                        Ok(())
+                    }
+                    Ok(OrphanRecord::Truncating { size }) => self.finish_truncate(number, size),
+                    Err(error) => Err(error),
+                };
+                match taken_up {
+                    // What is damaged does not keep the rest from being mounted.
+                    Err(error @ (Error::Corrupt(_) | Error::Stale)) => {
+                        tracing::warn!("the deletion or truncation of inode {number} cannot be finished: {error}");
+                    }
+                    taken_up => taken_up?,
                 }
             }
             match next {

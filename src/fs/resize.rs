@@ -10,7 +10,7 @@ use crate::cache::{CachedFile, Hold};
 use crate::clock::now;
 use crate::error::{Error, Result};
 use crate::extent::FileExtents;
-use crate::extent::map::parse_map;
+use crate::extent::stored_map::last_range;
 use crate::lock::Wait;
 use crate::meta::records::OrphanRecord;
 use crate::meta::schema::{self, Parsed};
@@ -136,14 +136,8 @@ impl Filesystem {
         if is_complete {
             return Ok(in_memory);
         }
-        let stored = self.meta.last(&schema::items(inode, schema::Item::Map), &schema::map(inode, end))?;
-        let stored = match stored {
-            Some((key, record)) => {
-                let (offset, record) = parse_map(&key, &record)?;
-                Some((offset, offset + block_ceil(record.length())))
-            }
-            None => None,
-        };
+        let stored = last_range(&self.meta, inode, end, file.size())?;
+        let stored = stored.map(|(offset, record)| (offset, offset + block_ceil(record.length())));
         Ok(stored.max(in_memory))
     }
 
@@ -261,7 +255,7 @@ impl Filesystem {
     fn skip_hole(&self, file: &CachedFile, start: u64, end: u64) -> Result<Option<u64>> {
         // In this order for the reason given in `last_mapped`.
         let in_memory = file.extents.map.lock().overlapping(start, end).last().map(|(offset, _)| offset);
-        let stored = self.meta.last(&schema::map(file.inode, start), &schema::map(file.inode, end))?;
+        let stored = self.meta.last_sealed(&schema::map(file.inode, start), &schema::map(file.inode, end))?;
         let stored = stored.and_then(|(key, _)| match schema::parse(&key) {
             Some(Parsed::Map { offset, .. }) => Some(offset),
             _ => None,

@@ -60,7 +60,7 @@ impl Filesystem {
             }
             // Cut off meanwhile.
             Ok(_) => return Err(Error::Stale),
-            Err(Error::Integrity { .. } | Error::Io { .. }) => {}
+            Err(Error::Integrity { .. } | Error::Io { .. } | Error::Corrupt(_)) => {}
             Err(error) => return Err(error),
         }
         let begin = block_floor(range.start);
@@ -92,6 +92,9 @@ impl Filesystem {
         let Some(data) = pieces.into_iter().next().and_then(|piece| piece.data) else {
             return Ok(Some(AlignedBuffer::zeroed(BLOCK)));
         };
+        if data.is_lost() {
+            return Ok(None);
+        }
         let mut copies = 0..self.space.places(data.block())?.len();
         let mut found = copies.find_map(|copy| self.space.read_block(data.block(), copy).ok());
         if let Some(rest) = found.as_mut().and_then(|buffer| buffer.get_mut(data.valid as usize..)) {

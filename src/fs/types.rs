@@ -48,6 +48,27 @@ pub struct Attributes {
     pub rdev: u32,
 }
 
+impl Attributes {
+    /// Of an entry in a listing whose attributes cannot be had: number 0 says so to the kernel, too.
+    pub fn unknown() -> Attributes {
+        let time = Timestamp::default();
+        Attributes {
+            inode: InodeNumber(0),
+            size: 0,
+            blocks_512: 0,
+            accessed: time,
+            modified: time,
+            changed: time,
+            created: time,
+            mode: 0,
+            links: 0,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+        }
+    }
+}
+
 /// A time to set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetTime {

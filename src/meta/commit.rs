@@ -114,9 +114,13 @@ impl Metadata {
         let states = self.stored_states(&changes)?;
         for (extent, changes) in changes {
             let key = schema::extent_state(extent);
-            let stored = match states.find(&key) {
-                Some(known) => known?,
-                None => self.layers.get_below_running(&key)?,
+            let stored = match states.find(&key).unwrap_or_else(|| self.layers.get_below_running(&key)) {
+                // Its blocks stay used until a repair counts them: they may be another file's, too.
+                Err(Error::Corrupt(reason)) => {
+                    tracing::warn!("the references of extent {extent} are not counted any more: {reason}");
+                    continue;
+                }
+                stored => stored?,
             };
             let had_state = stored.is_some();
             let mut references = match stored {

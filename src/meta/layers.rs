@@ -250,6 +250,13 @@ impl Layers {
 
     /// The last record of `from <= key < to`.
     pub(crate) fn last(&self, from: &[u8], to: &[u8]) -> Result<Option<(Key, Vec<u8>)>> {
+        let Some((key, value)) = self.last_sealed(from, to)? else { return Ok(None) };
+        let record = unsealed(&key, &value)?;
+        Ok(Some((key, record)))
+    }
+
+    /// As `last`, with the stored value unopened.
+    pub(crate) fn last_sealed(&self, from: &[u8], to: &[u8]) -> Result<Option<(Key, Vec<u8>)>> {
         let mut end = to.to_vec();
         loop {
             if from >= end.as_slice() {
@@ -272,10 +279,10 @@ impl Layers {
             match (above, below) {
                 (None, None) => return Ok(None),
                 (Some((key, value)), below) if below.as_ref().is_none_or(|(low, _)| *low <= key) => match value {
-                    Some(value) => return Ok(Some((key.clone(), unsealed(&key, &value)?))),
+                    Some(value) => return Ok(Some((key, value))),
                     None => end = key,
                 },
-                (_, Some((key, value))) => return Ok(Some((key.clone(), unsealed(&key, &value)?))),
+                (_, below @ Some(_)) => return Ok(below),
                 (Some(_), None) => return Ok(None),
             }
         }

@@ -242,7 +242,21 @@ pub enum MapRecord {
     },
 }
 
+/// The address in file maps of data that a repair found lost: no store reaches it, so nothing of it can be read. It is no extent
+/// and has no references.
+pub const LOST: BlockAddress = BlockAddress(BLOCK_NUMBER_MAX);
+
 impl MapRecord {
+    /// Data of which nothing is left: reading it is an error, writing it anew cures it.
+    pub fn lost(length: u64) -> MapRecord {
+        MapRecord::Written { extent: LOST, first: 0, extent_blocks: EXTENT_BLOCKS_MAX as u16, length }
+    }
+
+    /// Is it that?
+    pub fn is_lost(&self) -> bool {
+        matches!(self, MapRecord::Written { extent: LOST, .. })
+    }
+
     /// Bytes covered.
     pub fn length(&self) -> u64 {
         match self {

@@ -115,6 +115,11 @@ impl Metadata {
         self.layers.last(from, to)
     }
 
+    /// As `last`, with the stored value unopened.
+    pub fn last_sealed(&self, from: &[u8], to: &[u8]) -> Result<Option<(Key, Vec<u8>)>> {
+        self.layers.last_sealed(from, to)
+    }
+
     /// A new inode number.
     pub fn new_inode_number(&self) -> InodeNumber {
         InodeNumber(self.next_inode.fetch_add(1, Ordering::Relaxed))

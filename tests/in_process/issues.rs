@@ -3,6 +3,7 @@
 
 mod cases;
 mod contents;
+mod one_item;
 
 use contents::{BLOCKS_PER_GROUP, Contents, GROUP_0_AT, INDEX_CACHE_BYTES, block_bytes, written};
 use std::collections::BTreeSet;
