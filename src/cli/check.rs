@@ -1,4 +1,5 @@
-//! `sumfs check`: the offline check as fsck(8) is called. The walk is [`crate::verify::check`].
+//! `sumfs check`: the offline check as fsck(8) is called, and its repair. The walk is [`crate::verify::check`], the repair
+//! [`crate::verify::repair`].
 
 use super::info::show_bytes;
 use super::{Failure, LOCK_TIMEOUT, Outcome, WithCode, fields, mountinfo, progress_bar};
@@ -6,6 +7,7 @@ use crate::store::{OpenOptions, StoreDirectory};
 use crate::units::BLOCK_SIZE;
 use crate::verify::check::{CheckOptions, Report, check};
 use crate::verify::issue::{Issue, Severity};
+use crate::verify::repair::{Repaired, repair};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -22,6 +24,13 @@ pub struct Arguments {
     /// Also read every block and compare it with its checksum.
     #[arg(long)]
     data: bool,
+    /// Repair what can be repaired without guessing, and say each step. What has lost its name goes to /lost+found; data that is not
+    /// there any more reads as an error, not as zeros, until it is written anew.
+    #[arg(long, conflicts_with = "data")]
+    repair: bool,
+    /// With --repair: say the same, but do not change anything.
+    #[arg(long, requires = "repair")]
+    dry_run: bool,
     /// Print the report as JSON.
     #[arg(long)]
     json: bool,
@@ -34,10 +43,18 @@ pub fn run(arguments: &Arguments) -> Outcome {
         let at = mount.mountpoint.display();
         return Err(Failure::new(CODE_FAILED, format!("{shown} is mounted at {at}; first run: sumfs umount {at}")));
     }
-    let options =
-        OpenOptions { read_only: true, wait_for_lock: Some(LOCK_TIMEOUT), allow_damage: true, ..OpenOptions::default() };
+    let read_only = !arguments.repair || arguments.dry_run;
+    let options = OpenOptions { read_only, wait_for_lock: Some(LOCK_TIMEOUT), allow_damage: true, ..OpenOptions::default() };
     let store = StoreDirectory::open_with(&arguments.store, options).or_code(CODE_FAILED)?;
     let bar = progress_bar("{bar:40} {percent}% {eta} left");
+    if arguments.repair {
+        let repaired = repair(store.disks(), arguments.dry_run, &mut |done, total| {
+            bar.set_length(total);
+            bar.set_position(done);
+        });
+        bar.finish_and_clear();
+        return Ok(tell_repair(&repaired.or_code(CODE_FAILED)?, &shown.to_string(), arguments));
+    }
     let report = check(store.disks(), &CheckOptions { verify_data: arguments.data }, &mut |done, total| {
         bar.set_length(total);
         bar.set_position(done);
@@ -51,6 +68,46 @@ pub fn run(arguments: &Arguments) -> Outcome {
         print_report(&report, &shown.to_string(), code);
     }
     Ok(code)
+}
+
+/// Says what was wrong, each step, and what is left; the exit code.
+fn tell_repair(repaired: &Repaired, store: &str, arguments: &Arguments) -> u8 {
+    let left = repaired.after.issues.len() as u64 + repaired.after.issues_not_listed;
+    let code = match (repaired.before.is_clean(), left == 0 && !arguments.dry_run) {
+        (true, _) => exit_code(&repaired.before),
+        (false, true) => CODE_HEALED,
+        (false, false) => CODE_ERRORS_LEFT,
+    };
+    if arguments.json {
+        let mut value = serde_json::to_value(repaired).unwrap_or_default();
+        if let Some(object) = value.as_object_mut() {
+            object.insert("exit_code".to_owned(), json!(code));
+            object.insert("before".to_owned(), as_json(&repaired.before, exit_code(&repaired.before)));
+            object.insert("after".to_owned(), as_json(&repaired.after, exit_code(&repaired.after)));
+        }
+        println!("{value}");
+        return code;
+    }
+    repaired.before.issues.iter().for_each(|issue| println!("found: {issue}"));
+    let doing = if arguments.dry_run { "would do" } else { "did" };
+    repaired.steps.iter().for_each(|step| println!("{doing}: {}", step.message));
+    repaired.after.issues.iter().for_each(|issue| println!("left: {issue}"));
+    if repaired.after.lost_bytes > 0 {
+        println!(
+            "{store}: {} of files are lost and read as errors until they are written anew",
+            show_bytes(repaired.after.lost_bytes)
+        );
+    }
+    match (repaired.before.is_clean(), repaired.is_written, left) {
+        (true, ..) => println!("{store}: clean, nothing to repair"),
+        (_, true, 0) => println!("{store}: repaired in {} steps", repaired.steps.len()),
+        (_, true, left) => println!("{store}: repaired in {} steps; {left} issues are left", repaired.steps.len()),
+        (_, false, left) if repaired.steps.is_empty() => {
+            println!("{store}: {left} issues, none of which can be repaired without guessing; nothing was changed");
+        }
+        (_, false, left) => println!("{store}: {} steps would leave {left} issues; nothing was changed", repaired.steps.len()),
+    }
+    code
 }
 
 /// Damaged copies that have a whole twin are no errors left: the next mount heals them.
@@ -95,6 +152,9 @@ fn print_report(report: &Report, store: &str, code: u8) {
     match code {
         0 => println!("{store}: clean"),
         CODE_HEALED => println!("{store}: clean, but some copies are damaged ({}); the next mount heals them", report.healed),
-        _ => println!("{store}: {} issues; nothing was changed", report.issues.len() as u64 + report.issues_not_listed),
+        _ => println!(
+            "{store}: {} issues; nothing was changed (to see what can be repaired: --repair --dry-run)",
+            report.issues.len() as u64 + report.issues_not_listed
+        ),
     }
 }

@@ -8,7 +8,7 @@
 //! | command | codes |
 //! |---|---|
 //! | mount | 0 usable, 1 wrong usage or option, 32 the mount failed (mount(8)) |
-//! | check | 0 clean, 1 something was healed, 4 errors left, 8 could not check, 16 wrong usage (fsck(8)) |
+//! | check | 0 clean, 1 something was healed or repaired, 4 errors left, 8 could not check, 16 wrong usage (fsck(8)) |
 //! | scrub, damage list | 0 clean, 1 all damage was repaired, 4 damage left, 8 could not scrub, 16 wrong usage |
 //! | read | 0 all matched, 1 failed, 2 wrong usage, 4 some of it matches no checksum |
 //! | the others | 0 done, 1 failed, 2 wrong usage |

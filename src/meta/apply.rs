@@ -88,7 +88,7 @@ impl Metadata {
         Ok(())
     }
 
-    fn checkpoint_records(&self, position: CheckpointRecord) -> Overlay {
+    pub(super) fn checkpoint_records(&self, position: CheckpointRecord) -> Overlay {
         let mut extra = Overlay::new();
         let key = schema::checkpoint();
         let value = records::seal(&key, position.encode());

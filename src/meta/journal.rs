@@ -9,7 +9,7 @@ use crate::disk::Disk;
 use crate::disk::buffer::AlignedBuffer;
 use crate::error::{Error, Result};
 use crate::meta::records::CheckpointRecord;
-use crate::units::{BLOCK_NUMBER_MAX, BLOCK_SIZE, block_floor};
+use crate::units::{BLOCK_NUMBER_MAX, BLOCK_SIZE, NUMBER_MAX, block_floor};
 use std::sync::Arc;
 
 const MAGIC: &[u8; 8] = b"sumfsJR0";
@@ -88,6 +88,19 @@ impl Journal {
     /// Goes on appending behind `head`.
     pub(crate) fn set_head(&mut self, head: Position) {
         self.head = head;
+    }
+
+    /// A position that no record in the ring follows: the head, or one behind the numbers of all whole records that are there.
+    pub(crate) fn position_behind_all(&mut self) -> Result<Position> {
+        let head = self.head;
+        // A record takes two blocks at least; what has a higher number was never written here.
+        let highest = head.sequence.saturating_add(self.len / (2 * BLOCK_SIZE) + 1).min(NUMBER_MAX - 1);
+        let headers = self.headers()?;
+        let behind = headers.iter().map(|(_, header)| header.sequence).filter(|sequence| *sequence <= highest).max();
+        Ok(match behind.filter(|sequence| *sequence > head.sequence) {
+            None => head,
+            Some(sequence) => Position { sequence, journal_offset: 0, record_checksum: !head.record_checksum },
+        })
     }
 
     fn place(&self, offset: u64, bytes: u64) -> u64 {

@@ -14,6 +14,7 @@ pub mod memory_index;
 pub mod records;
 pub mod redb_backend;
 pub mod redb_index;
+pub mod repair;
 pub mod replay;
 pub mod restore;
 pub mod schema;
@@ -37,5 +38,5 @@ mod redb_verify;
 
 pub use batch::{Batch, Delta};
 pub use image_format::ImageRecord;
-pub use replay::{Parts, Replayed};
+pub use replay::{Damaged, Parts, Replayed};
 pub use transaction::{Metadata, Pressure};

@@ -10,8 +10,10 @@ use super::transaction::{CommitState, Metadata};
 use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::space::Space;
+use crate::space::bitmap::Bitmap;
 use crate::stats::Stats;
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex};
+use crate::units::InodeNumber;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -48,9 +50,23 @@ pub struct Replayed {
     pub healed: u64,
 }
 
+/// What a mount needs before anything else, and a repair can count anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Damaged {
+    /// The counters are damaged or missing.
+    Counters,
+    /// The bitmap of this group is damaged.
+    Bitmap(u64),
+}
+
 impl Metadata {
     /// Opens index and journal, replays, and loads the groups. Nothing is written.
     pub fn open(parts: Parts) -> Result<(Metadata, Replayed)> {
+        Self::open_with(parts, None)
+    }
+
+    /// As `open`; with a list, what is in [`Damaged`] goes there and is taken for zero.
+    pub(super) fn open_with(parts: Parts, mut damaged: Option<&mut Vec<Damaged>>) -> Result<(Metadata, Replayed)> {
         let layers = Layers::new(&*parts.index, parts.stats.clone())?;
         let tail = match layers.get(&schema::checkpoint())? {
             Some(record) => CheckpointRecord::decode(&record)?,
@@ -59,11 +75,14 @@ impl Metadata {
         let mut journal = Journal::new(parts.journal, parts.store_id, tail)?;
         let replayed = replay(&layers, &mut journal, &parts.latch)?;
         parts.stats.healed_journal_records.fetch_add(replayed.healed, Ordering::Relaxed);
-        let counters = match layers.get(&schema::counters())? {
-            Some(record) => CountersRecord::decode(&record)?,
-            None => return Err(Error::corrupt("the index has no counters record")),
+        let counters = match (load_counters(&layers), &mut damaged) {
+            (Err(Error::Corrupt(_)), Some(damaged)) => {
+                damaged.push(Damaged::Counters);
+                CountersRecord { next_inode: InodeNumber::ROOT.0 + 1, unwritten_blocks: 0 }
+            }
+            (counters, _) => counters?,
         };
-        let groups = load_groups(&layers)?;
+        let groups = load_groups(&layers, parts.blocks_per_group, damaged)?;
         let (areas, devices): (Vec<_>, Vec<_>) = parts.devices.into_iter().map(|(id, disk, area)| (area, (id, disk))).unzip();
         let profile = if parts.two_copies { PROFILE_DUP } else { PROFILE_SINGLE };
         let space = Space::new(devices, &areas, parts.blocks_per_group, profile, groups, counters.unwritten_blocks)?;
@@ -142,7 +161,18 @@ fn replay(layers: &Layers, journal: &mut Journal, latch: &Latch) -> Result<Repla
     Ok(replayed)
 }
 
-fn load_groups(layers: &Layers) -> Result<Vec<(GroupRecord, Option<Vec<u8>>)>> {
+fn load_counters(layers: &Layers) -> Result<CountersRecord> {
+    match layers.get(&schema::counters())? {
+        Some(record) => CountersRecord::decode(&record),
+        None => Err(Error::corrupt("the index has no counters record")),
+    }
+}
+
+fn load_groups(
+    layers: &Layers,
+    blocks_per_group: u32,
+    mut damaged: Option<&mut Vec<Damaged>>,
+) -> Result<Vec<(GroupRecord, Option<Vec<u8>>)>> {
     let mut groups = Vec::new();
     let (mut from, end) = (schema::table_begin(schema::GROUPS), schema::table_end(schema::GROUPS));
     loop {
@@ -152,7 +182,20 @@ fn load_groups(layers: &Layers) -> Result<Vec<(GroupRecord, Option<Vec<u8>>)>> {
             if number != groups.len() as u64 {
                 return Err(Error::corrupt(format!("group {} is missing", groups.len())));
             }
-            groups.push((GroupRecord::decode(&record)?, layers.get(&schema::bitmap(number))?));
+            let bitmap = layers.get(&schema::bitmap(number)).and_then(|bytes| match bytes {
+                Some(bytes) if Bitmap::from_bytes(blocks_per_group, &bytes).is_none() => {
+                    Err(Error::corrupt(format!("bitmap of group {number} has a wrong length")))
+                }
+                bytes => Ok(bytes),
+            });
+            let bitmap = match (bitmap, &mut damaged) {
+                (Err(Error::Corrupt(_)), Some(damaged)) => {
+                    damaged.push(Damaged::Bitmap(number));
+                    None
+                }
+                (bitmap, _) => bitmap?,
+            };
+            groups.push((GroupRecord::decode(&record)?, bitmap));
         }
         match next {
             Some(next) => from = next,

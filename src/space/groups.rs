@@ -312,6 +312,16 @@ impl Space {
         Some(group.used.get((block.0 % self.blocks_per_group) as u32))
     }
 
+    /// Replaces what is known of a group: a repair has counted its blocks.
+    pub fn set_used(&self, number: u64, used: Bitmap) {
+        let mut state = self.state.lock();
+        let Some(group) = usize::try_from(number).ok().and_then(|number| state.groups.get_mut(number)) else { return };
+        let (before, free) = (group.free, used.len() - used.count());
+        *group =
+            Group { copies: std::mem::take(&mut group.copies), used: used.clone(), free, applied: used, is_applied_dirty: true };
+        state.free = state.free - u64::from(before) + u64::from(free);
+    }
+
     /// The used blocks of an open group, for check.
     pub fn used_in_group(&self, number: u64) -> Option<Bitmap> {
         let state = self.state.lock();

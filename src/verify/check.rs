@@ -4,7 +4,7 @@ use super::extents::Sweep;
 use super::findings::Findings;
 use super::issue::Issue;
 use super::names::Names;
-use super::opening::{self, Opened};
+use super::opening::{self, Opened, Purpose};
 use super::references::References;
 use super::{data, inodes, tables};
 use crate::error::{Error, Result};
@@ -41,6 +41,8 @@ pub struct Report {
     /// Index pages and journal records of which one copy is bad and the other good. They are still bad: a check writes nothing, a
     /// mount heals them.
     pub healed: u64,
+    /// Bytes of files that a repair found lost; they read as errors until they are written anew. Known, so no issue.
+    pub lost_bytes: u64,
     /// Transactions that were in the journal but not yet in the index.
     pub replayed_transactions: u64,
 }
@@ -56,7 +58,7 @@ impl Report {
 /// error means that it could not be looked at (a disk fails, this is no store). `progress` hears steps done and all steps.
 pub fn check(disks: &Disks, options: &CheckOptions, progress: &mut dyn FnMut(u64, u64)) -> Result<Report> {
     let mut issues = Vec::new();
-    let Some(opened) = opening::open(disks, &mut issues)? else {
+    let Some(opened) = opening::open(disks, Purpose::Check, &mut issues)? else {
         return Ok(Report { issues, ..Report::default() });
     };
     let mut report = Report {
@@ -74,7 +76,7 @@ pub fn check(disks: &Disks, options: &CheckOptions, progress: &mut dyn FnMut(u64
     Ok(report)
 }
 
-fn walk(
+pub(super) fn walk(
     opened: &Opened,
     find: &mut Findings<'_>,
     options: &CheckOptions,
@@ -92,7 +94,7 @@ fn walk(
     let mut names = Names::default();
     let mut references = References::new();
     let tally = inodes::walk(find, &mut names, &mut references, &mut |inode| progress(inode.min(inode_steps), total))?;
-    (report.files, report.directories) = (tally.files, tally.directories);
+    (report.files, report.directories, report.lost_bytes) = (tally.files, tally.directories, tally.lost_bytes);
     names.finish(find)?;
 
     let mut sweep = Sweep::new(metadata, tally.has_damaged_maps)?;

@@ -21,6 +21,8 @@ pub(super) struct Tally {
     pub(super) highest_inode: u64,
     /// Blocks of all unwritten ranges.
     pub(super) unwritten_blocks: u64,
+    /// Bytes of files that a repair found lost.
+    pub(super) lost_bytes: u64,
     /// Some file map could not be read, so that references are missing.
     pub(super) has_damaged_maps: bool,
 }
@@ -191,6 +193,7 @@ impl Walk<'_, '_> {
         current.blocks = current.blocks.saturating_add(blocks);
         match Reference::of(inode, offset, map) {
             Some(reference) => self.references.add(reference),
+            None if map.is_lost() => self.tally.lost_bytes = self.tally.lost_bytes.saturating_add(length),
             None => self.tally.unwritten_blocks = self.tally.unwritten_blocks.saturating_add(blocks),
         }
         let end = offset.saturating_add(length);

@@ -10,6 +10,7 @@
 
 pub mod check;
 pub mod issue;
+pub mod repair;
 pub mod scrub;
 
 mod blocks;

@@ -196,7 +196,7 @@ fn is_listed_at(find: &Findings<'_>, inode: InodeNumber, directory: InodeNumber,
 }
 
 /// One directory of every circle of parents (the one with the lowest number). `parents` is sorted.
-fn loops(parents: &[(u64, u64)]) -> Vec<u64> {
+pub(super) fn loops(parents: &[(u64, u64)]) -> Vec<u64> {
     /// Not visited; else the number of the round that came by.
     const NEW: usize = usize::MAX;
     let mut rounds = vec![NEW; parents.len()];

@@ -1,5 +1,6 @@
 //! Opening a store for a check: like a mount, but what a mount would refuse or heal is an issue, and nothing is written.
 
+use super::findings::hex;
 use super::issue::Issue;
 use crate::disk::Disk;
 use crate::disk::label;
@@ -8,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::meta::index::Index;
 use crate::meta::latch::Latch;
 use crate::meta::redb_index::RedbIndex;
-use crate::meta::{Metadata, Parts, Replayed};
+use crate::meta::{Damaged, Metadata, Parts, Replayed, schema};
 use crate::stats::Stats;
 use crate::store::Disks;
 use crate::units::block_floor;
@@ -32,6 +33,7 @@ pub(super) struct DeviceArea {
 
 /// A store that can be walked.
 pub(super) struct Opened {
+    pub(super) superblock: Superblock,
     pub(super) metadata: Metadata,
     pub(super) devices: Vec<DeviceArea>,
     pub(super) replayed: Replayed,
@@ -39,9 +41,20 @@ pub(super) struct Opened {
     pub(super) bad_index_copies: u64,
 }
 
+/// What is done with an opened store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Only looked at; not one byte is written.
+    Check,
+    /// Repaired in memory: damaged counters and bitmaps are issues of their own. Not one byte is written either.
+    Plan,
+    /// As `Plan`, and the index can be written to.
+    Repair,
+}
+
 /// Opens everything. None when it cannot be opened, which is one of the `issues` then; an error only where a disk fails or is no
 /// part of a store.
-pub(super) fn open(disks: &Disks, issues: &mut Vec<Issue>) -> Result<Option<Opened>> {
+pub(super) fn open(disks: &Disks, purpose: Purpose, issues: &mut Vec<Issue>) -> Result<Option<Opened>> {
     let found = Superblock::read(&*disks.superblock)?;
     let superblock = found.superblock;
     issues.extend(found.damaged_copies.iter().map(|offset| Issue::SuperblockCopyDamaged { offset: *offset }));
@@ -58,7 +71,7 @@ pub(super) fn open(disks: &Disks, issues: &mut Vec<Issue>) -> Result<Option<Open
         let reason = format!("it has {journal_bytes} bytes, but the store was made with {}", superblock.journal_bytes);
         issues.push(Issue::JournalDamaged { reason });
     }
-    let Some((index, bad_index_copies)) = open_index(disks, issues)? else { return Ok(None) };
+    let Some((index, bad_index_copies)) = open_index(disks, purpose != Purpose::Repair, issues)? else { return Ok(None) };
     let latch = Arc::new(Latch::default());
     let parts = Parts {
         store_id: superblock.uuid,
@@ -74,7 +87,11 @@ pub(super) fn open(disks: &Disks, issues: &mut Vec<Issue>) -> Result<Option<Open
         stats: Arc::new(Stats::default()),
         latch: latch.clone(),
     };
-    let (metadata, replayed) = match Metadata::open(parts) {
+    let opened = match purpose {
+        Purpose::Check => Metadata::open(parts).map(|(metadata, replayed)| (metadata, replayed, Vec::new())),
+        Purpose::Plan | Purpose::Repair => Metadata::open_for_repair(parts),
+    };
+    let (metadata, replayed, damaged) = match opened {
         Ok(opened) => opened,
         Err(Error::Corrupt(reason)) => {
             issues.push(Issue::MetadataUnusable { reason });
@@ -87,7 +104,14 @@ pub(super) fn open(disks: &Disks, issues: &mut Vec<Issue>) -> Result<Option<Open
     } else if let Some(clean) = superblock.clean_sequence.filter(|clean| *clean != metadata.durable_sequence()) {
         issues.push(Issue::SequenceDiffers { clean, found: metadata.durable_sequence() });
     }
-    Ok(Some(Opened { metadata, devices, replayed, bad_index_copies }))
+    issues.extend(damaged.into_iter().map(|damaged| {
+        let (what, key) = match damaged {
+            Damaged::Counters => ("the counters".to_owned(), schema::counters()),
+            Damaged::Bitmap(group) => (format!("the bitmap of group {group}"), schema::bitmap(group)),
+        };
+        Issue::DamagedValue { what, key: hex(&key) }
+    }));
+    Ok(Some(Opened { superblock, metadata, devices, replayed, bad_index_copies }))
 }
 
 fn open_device(superblock: &Superblock, entry: &DeviceEntry, disk: &dyn Disk, issues: &mut Vec<Issue>) -> Result<DeviceArea> {
@@ -120,8 +144,8 @@ fn open_device(superblock: &Superblock, entry: &DeviceEntry, disk: &dyn Disk, is
 }
 
 /// The index, with the number of pages of which one copy is bad.
-fn open_index(disks: &Disks, issues: &mut Vec<Issue>) -> Result<Option<(Arc<dyn Index>, u64)>> {
-    let opened = RedbIndex::open(disks.index.clone(), INDEX_CACHE_BYTES, true).and_then(|index| {
+fn open_index(disks: &Disks, read_only: bool, issues: &mut Vec<Issue>) -> Result<Option<(Arc<dyn Index>, u64)>> {
+    let opened = RedbIndex::open(disks.index.clone(), INDEX_CACHE_BYTES, read_only).and_then(|index| {
         let bad_copies = index.verify()?;
         Ok((Arc::new(index) as Arc<dyn Index>, bad_copies))
     });

@@ -29,10 +29,11 @@ pub(super) struct Reference {
 }
 
 impl Reference {
-    /// None for preallocated ranges.
+    /// None for preallocated and for lost ranges.
     pub(super) fn of(inode: InodeNumber, offset: u64, map: &MapRecord) -> Option<Reference> {
         match *map {
             MapRecord::Unwritten { .. } => None,
+            _ if map.is_lost() => None,
             MapRecord::Written { extent, first, extent_blocks, length } => {
                 // Decoding has made sure that the blocks fit the extent's 256.
                 let count = u16::try_from(blocks_for(length)).ok()?;

@@ -2,8 +2,10 @@
 //! does not compile here before it has a number, and the numbers are complete only when each has a case.
 
 mod cases;
+mod command;
 mod contents;
 mod one_item;
+mod repair;
 
 use contents::{BLOCKS_PER_GROUP, Contents, GROUP_0_AT, INDEX_CACHE_BYTES, block_bytes, written};
 use std::collections::BTreeSet;
