@@ -52,6 +52,7 @@ Fields of --json:
   files, directories, extents, blocks_used
                         what the store holds; blocks are of 4096 bytes
   blocks_verified       blocks compared with their checksums (--data)
+  lost_bytes            bytes of files that read as errors because their data is lost; writing them anew cures it
   healed                damaged copies that have a good one; the next mount writes them anew
   replayed_transactions transactions that were only in the journal";
 

@@ -1,7 +1,7 @@
-//! `sumfs index rebuild`: a new index out of the metadata image and the journal, for a store that is not mounted.
+//! `sumfs index`: `convert` ([`convert`]), and `rebuild`: a new index out of the metadata image and the journal, for a store that is not mounted.
 
 use super::info::show_bytes;
-use super::{Failure, LOCK_TIMEOUT, Outcome, WithCode, fields, mountinfo, progress_bar};
+use super::{Failure, LOCK_TIMEOUT, Outcome, WithCode, convert, fields, mountinfo, progress_bar};
 use crate::meta::restore::{Missing, Source};
 use crate::store::{RebuildOptions, Rebuilt, StoreDirectory};
 use serde_json::{Value, json};
@@ -19,6 +19,8 @@ enum Action {
     /// Make the index of a store anew from the metadata image and the journal. The old one is kept as `index.damaged`.
     #[command(after_long_help = fields::INDEX)]
     Rebuild(RebuildArguments),
+    /// Have another engine keep the index.
+    Convert(convert::Arguments),
 }
 
 #[derive(Debug, clap::Args)]
@@ -35,7 +37,10 @@ struct RebuildArguments {
 
 /// `sumfs index`.
 pub fn run(arguments: &Arguments) -> Outcome {
-    let Action::Rebuild(arguments) = &arguments.action;
+    let arguments = match &arguments.action {
+        Action::Convert(arguments) => return convert::run(arguments),
+        Action::Rebuild(arguments) => arguments,
+    };
     let shown = arguments.store.display();
     if let Some(mount) = mountinfo::mount_of_store(&arguments.store).or_code(1)? {
         let at = mount.mountpoint.display();

@@ -9,7 +9,7 @@ use crate::control::Command;
 use crate::disk::superblock::{FeatureKind, feature_names};
 use crate::error::Result;
 use crate::fs::{Filesystem, Options};
-use crate::store::StoreDirectory;
+use crate::store::{Engine, StoreDirectory};
 use crate::units::BLOCK_SIZE;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -102,6 +102,7 @@ pub fn describe_store(store: &StoreDirectory) -> Value {
             "ro_compat": feature_names(FeatureKind::ReadOnlyCompat, superblock.ro_compat),
             "incompat": feature_names(FeatureKind::Incompat, superblock.incompat),
         },
+        "index": Engine::of(superblock).name(),
         "group_bytes": u64::from(superblock.blocks_per_group) * BLOCK_SIZE,
         "data_profile": if superblock.has_two_copies() { "dup" } else { "single" },
         "devices": devices.collect::<Vec<_>>(),
@@ -192,6 +193,7 @@ fn info_table(info: &Value) -> String {
     let place = journal.get("path").and_then(Value::as_str).unwrap_or("in the store");
     rows.push(("journal", format!("{place}, {}", bytes_in(journal, "bytes"))));
     rows.push(("image", image_row(info.get("image").unwrap_or(&Value::Null))));
+    rows.push(("index", text("index")));
     rows.push(("read-only", info.get("read_only_reason").and_then(Value::as_str).unwrap_or("no").to_owned()));
     rows.into_iter().map(|(name, value)| format!("{name:<11} {value}\n")).collect()
 }

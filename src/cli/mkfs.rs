@@ -2,7 +2,7 @@
 
 use super::info::show_bytes;
 use super::{Outcome, WithCode, fields};
-use crate::store::{CreateOptions, DataProfile, StoreDirectory, parse_size};
+use crate::store::{CreateOptions, DataProfile, Engine, StoreDirectory, parse_size};
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -21,6 +21,9 @@ pub struct Arguments {
     /// A file or block device for the journal, instead of a file in the store.
     #[arg(long, value_name = "PATH")]
     journal: Option<PathBuf>,
+    /// What keeps the metadata index: redb, or sled (slower, larger, and only on local file systems that write in place).
+    #[arg(long, value_name = "redb|sled", default_value = "redb", value_parser = parse_engine_argument)]
+    index: Engine,
     /// A name for the store, shown by `sumfs info`.
     #[arg(long)]
     label: Option<String>,
@@ -46,12 +49,17 @@ fn parse_size_argument(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|_| "not a size; write it like 500M, 10G or 2T".to_owned())
 }
 
+pub(super) fn parse_engine_argument(text: &str) -> Result<Engine, String> {
+    text.parse().map_err(|_| "there are redb and sled".to_owned())
+}
+
 /// Makes the store and says how to mount it.
 pub fn run(arguments: &Arguments) -> Outcome {
     let options = CreateOptions {
         size: arguments.size,
         devices: arguments.devices.clone(),
         journal: arguments.journal.clone(),
+        engine: arguments.index,
         label: arguments.label.clone(),
         data: if arguments.data == Profile::Dup { DataProfile::Dup } else { DataProfile::Single },
         force: arguments.force,

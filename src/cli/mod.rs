@@ -15,6 +15,7 @@
 
 pub mod check;
 mod complaint;
+mod convert;
 pub mod daemon;
 mod fields;
 mod generate;
@@ -130,7 +131,7 @@ enum Command {
     Scrub(scrub::Arguments),
     /// Show or forget what is known to be damaged.
     Damage(scrub::DamageArguments),
-    /// Make the index of a store anew after both of its copies were lost.
+    /// Work on the index of a store that is not mounted: make it anew, or have another engine keep it.
     Index(index::Arguments),
     /// Write a damaged file to standard output, as well as it can be had.
     Read(read::Arguments),

@@ -34,6 +34,8 @@ pub const INCOMPAT_UNSTABLE: u64 = 1 << 0;
 pub const INCOMPAT_DUP: u64 = 1 << 1;
 /// Read-only-compat bit: inodes that chattr(1) protects from changes.
 pub const RO_COMPAT_PROTECTED: u64 = 1 << 0;
+/// Incompat bit: sled keeps the index, not redb.
+pub const INCOMPAT_SLED: u64 = 1 << 2;
 
 /// Blocks of the smallest and the largest group (1 and 256 MiB).
 pub const GROUP_BLOCKS_MIN: u32 = 256;
@@ -59,6 +61,7 @@ pub const FEATURES: &[(FeatureKind, u64, &str)] = &[
     (FeatureKind::Incompat, INCOMPAT_UNSTABLE, "unstable"),
     (FeatureKind::Incompat, INCOMPAT_DUP, "dup"),
     (FeatureKind::ReadOnlyCompat, RO_COMPAT_PROTECTED, "protected"),
+    (FeatureKind::Incompat, INCOMPAT_SLED, "sled"),
 ];
 
 /// The names of the features in `bits`; bits that nobody knows are called `bit N`.

@@ -11,10 +11,9 @@ use crate::extent::Extents;
 use crate::extent::checksum::Checksummer;
 use crate::lock::{Rank, RankedMutex};
 use crate::meta::latch::Latch;
-use crate::meta::redb_index::RedbIndex;
 use crate::meta::{Metadata, Parts};
 use crate::stats::Stats;
-use crate::store::Disks;
+use crate::store::{Disks, open_index};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -37,8 +36,7 @@ impl Filesystem {
         let stats = Arc::new(Stats::default());
         let latch = Arc::new(Latch::default());
         let index_bytes = (options.cache_bytes / INDEX_CACHE_SHARE).clamp(INDEX_CACHE_BYTES.0, INDEX_CACHE_BYTES.1);
-        let index = RedbIndex::open(disks.index.clone(), index_bytes as usize, options.read_only);
-        let index = index.map_err(|error| with_way_out(&disks, error))?;
+        let index = open_index(&disks, index_bytes as usize, options.read_only).map_err(|error| with_way_out(&disks, error))?;
         let mut devices = Vec::new();
         for (entry, disk) in superblock.devices.iter().zip(&disks.devices) {
             let area = label::data_area(entry.len);
@@ -46,7 +44,7 @@ impl Filesystem {
         }
         let (mut meta, replayed) = Metadata::open(Parts {
             store_id: superblock.uuid,
-            index: Arc::new(index),
+            index,
             journal: disks.journal.clone(),
             devices,
             blocks_per_group: superblock.blocks_per_group,

@@ -22,20 +22,35 @@ impl Metadata {
 
     /// Moves all pending records into the index, not durably.
     pub fn apply(&self) -> Result<()> {
-        self.apply_with(false, || true)
+        self.apply_with(false, false, || true)
     }
 
-    /// Moves all pending records into the index and makes it durable.
+    /// Moves all pending records into the index and makes it durable. Where the index may fall back to earlier checkpoints, a journal that
+    /// is more than half full is freed by more of them.
     pub fn checkpoint(&self) -> Result<()> {
-        self.apply_with(true, || true)
+        self.apply_with(true, false, || true)?;
+        self.shorten_journal()
     }
 
     /// As `checkpoint`, if the journal still needs it once others have done what they were doing: they were perhaps doing just that.
     pub fn relieve_journal(&self) -> Result<()> {
-        self.apply_with(true, || self.pressure() == Pressure::Checkpoint)
+        self.apply_with(true, false, || self.pressure() == Pressure::Checkpoint)?;
+        self.shorten_journal()
     }
 
-    fn apply_with(&self, is_durable: bool, is_needed: impl FnOnce() -> bool) -> Result<()> {
+    fn shorten_journal(&self) -> Result<()> {
+        while self.journal_used_bytes() > self.journal_bytes / 2 && self.tail.lock().is_kept_back() {
+            self.let_go_of_journal()?;
+        }
+        Ok(())
+    }
+
+    /// One more checkpoint, also with nothing new, so that the journal need not reach back so far.
+    pub(super) fn let_go_of_journal(&self) -> Result<()> {
+        self.apply_with(true, true, || true)
+    }
+
+    fn apply_with(&self, is_durable: bool, is_repeated: bool, is_needed: impl FnOnce() -> bool) -> Result<()> {
         assert_may_wait("applying");
         let role = self.apply.lock();
         self.latch.check()?;
@@ -50,7 +65,8 @@ impl Metadata {
             (overlays, bytes, std::mem::replace(&mut state.committed, next))
         });
         let has_changes = !overlays.iter().all(Overlay::is_empty) || is_durable && self.has_image_to_record();
-        if !has_changes && (!is_durable || *self.tail.lock() == committed.position) {
+        let is_nothing_new = || !is_durable || !is_repeated && self.tail.lock().newest() == committed.position;
+        if !has_changes && is_nothing_new() {
             self.layers.with(|state| state.applying = Arc::default());
             return Ok(());
         }
@@ -80,7 +96,7 @@ impl Metadata {
         self.layers.applied(self.index.snapshot()?);
         if is_durable {
             self.space.settle_bitmaps();
-            *self.tail.lock() = committed.position;
+            self.tail.lock().advance(committed.position);
             self.measure_journal();
             self.tail_moved.notify_all();
             self.stats.checkpoints.fetch_add(1, Ordering::Relaxed);

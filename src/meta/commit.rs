@@ -90,11 +90,15 @@ impl Metadata {
         let gap = journal.len() - journal.head().journal_offset.min(journal.len());
         let needed = record_bytes + if gap < record_bytes { gap } else { 0 };
         let fits = |used: u64| used + needed < journal.len();
-        if fits(journal.used_since(*self.tail.lock())) {
+        let has_room = || fits(journal.used_since(self.tail.lock().oldest()));
+        if has_room() {
             return Ok(());
         }
         self.checkpoint()?;
-        if fits(journal.used_since(*self.tail.lock())) {
+        while !has_room() && self.tail.lock().is_kept_back() {
+            self.let_go_of_journal()?;
+        }
+        if has_room() {
             return Ok(());
         }
         Err(Error::corrupt(format!("a transaction of {record_bytes} bytes does not fit the journal of {}", journal.len())))

@@ -1,5 +1,5 @@
 //! The index as the transaction layer sees it: an ordered map of byte strings with snapshots, fed in large batches, made
-//! durable only by checkpoints. Implementations: redb (default), memory (tests).
+//! durable only by checkpoints. Implementations: redb (default), sled, memory (tests).
 
 use crate::error::Result;
 use std::ops::ControlFlow;
@@ -16,7 +16,8 @@ pub trait Index: Send + Sync + std::fmt::Debug {
     /// The state now; later applies do not change it.
     fn snapshot(&self) -> Result<Arc<dyn Snapshot>>;
     /// Applies the changes (sorted by key, each key once) in one atomic step. `durable` makes this and all earlier ones
-    /// survive a power cut before it returns; without it a power cut falls back to the last durable one.
+    /// survive a power cut before it returns; without it a power cut falls back to the last durable one, in sled with some of the
+    /// later changes (the checkpoint record never among them, unless all are there).
     fn apply(&self, changes: &mut dyn Iterator<Item = Change<'_>>, durable: bool) -> Result<()>;
     /// Bytes set aside on the host for growth that are not used yet.
     fn space_ahead_bytes(&self) -> u64;
@@ -32,6 +33,14 @@ pub trait Index: Send + Sync + std::fmt::Debug {
     fn healed_count(&self) -> u64;
     /// Bytes the index takes on its disk.
     fn disk_bytes(&self) -> u64;
+    /// How many checkpoints before the last one the journal must reach back to: so many a power cut may take from the index.
+    fn checkpoints_kept(&self) -> usize {
+        0
+    }
+    /// Stored checkpoint records before the last one, the newest first, at most `checkpoints_kept`.
+    fn earlier_checkpoints(&self) -> Result<Vec<Vec<u8>>> {
+        Ok(Vec::new())
+    }
 }
 
 /// A state of the index at one moment.

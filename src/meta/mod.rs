@@ -19,6 +19,8 @@ pub mod replay;
 pub mod restore;
 pub mod schema;
 pub mod scrub_records;
+#[cfg(feature = "sled")]
+pub mod sled_index;
 pub mod transaction;
 
 mod apply;
@@ -35,6 +37,19 @@ mod redb_overlay;
 mod redb_space;
 mod redb_sync;
 mod redb_verify;
+#[cfg(feature = "sled")]
+mod sled_commit;
+#[cfg(feature = "sled")]
+mod sled_files;
+#[cfg(feature = "sled")]
+mod sled_history;
+#[cfg(feature = "sled")]
+mod sled_records;
+#[cfg(feature = "sled")]
+mod sled_snapshot;
+#[cfg(feature = "sled")]
+mod sled_tree;
+mod tail;
 
 pub use batch::{Batch, Delta};
 pub use image_format::ImageRecord;

@@ -56,7 +56,7 @@ impl Metadata {
         self.index.apply(&mut changes, true)?;
         self.layers.applied(self.index.snapshot()?);
         self.space.settle_bitmaps();
-        *self.tail.lock() = position;
+        self.tail.lock().advance(position);
         role.journal.set_head(position);
         self.durable_sequence.store(position.sequence, Ordering::Release);
         Ok(position.sequence)

@@ -4,8 +4,9 @@ use super::index::Index;
 use super::journal::{self, Found, Journal};
 use super::latch::Latch;
 use super::layers::{Layers, Overlay, overlay_bytes};
-use super::records::{CheckpointRecord, CountersRecord, GroupRecord, PROFILE_DUP, PROFILE_SINGLE};
+use super::records::{self, CheckpointRecord, CountersRecord, GroupRecord, PROFILE_DUP, PROFILE_SINGLE};
 use super::schema::{self, Parsed};
+use super::tail::Tail;
 use super::transaction::{CommitState, Metadata};
 use crate::disk::Disk;
 use crate::error::{Error, Result};
@@ -68,11 +69,11 @@ impl Metadata {
     /// As `open`; with a list, what is in [`Damaged`] goes there and is taken for zero.
     pub(super) fn open_with(parts: Parts, mut damaged: Option<&mut Vec<Damaged>>) -> Result<(Metadata, Replayed)> {
         let layers = Layers::new(&*parts.index, parts.stats.clone())?;
-        let tail = match layers.get(&schema::checkpoint())? {
+        let checkpoint = match layers.get(&schema::checkpoint())? {
             Some(record) => CheckpointRecord::decode(&record)?,
             None => return Err(Error::corrupt("the index has no checkpoint record")),
         };
-        let mut journal = Journal::new(parts.journal, parts.store_id, tail)?;
+        let mut journal = Journal::new(parts.journal, parts.store_id, checkpoint)?;
         let replayed = replay(&layers, &mut journal, &parts.latch)?;
         parts.stats.healed_journal_records.fetch_add(replayed.healed, Ordering::Relaxed);
         let counters = match (load_counters(&layers), &mut damaged) {
@@ -96,7 +97,9 @@ impl Metadata {
             Ok(())
         })?;
         let journal_bytes = journal.len();
-        let used = journal.used_since(tail);
+        let tail =
+            Tail::new(checkpoint, &earlier_checkpoints(&*parts.index)?, parts.index.checkpoints_kept(), journal_bytes, head);
+        let (used, unapplied) = (journal.used_since(tail.oldest()), journal.used_since(checkpoint));
         let metadata = Metadata {
             layers,
             commit: Mutex::new(CommitState { journal, counters }),
@@ -113,6 +116,7 @@ impl Metadata {
             running_bytes: AtomicU64::new(0),
             dropped_blocks: AtomicU64::new(0),
             journal_used_bytes: AtomicU64::new(used),
+            unapplied_bytes: AtomicU64::new(unapplied),
             journal_bytes,
             is_index_full: AtomicBool::new(false),
         };
@@ -128,6 +132,14 @@ impl Metadata {
     pub fn index(&self) -> &Arc<dyn Index> {
         &self.index
     }
+}
+
+/// The newest first, up to the first that is damaged.
+fn earlier_checkpoints(index: &dyn Index) -> Result<Vec<CheckpointRecord>> {
+    let key = schema::checkpoint();
+    let sealed = index.earlier_checkpoints()?;
+    let decoded = sealed.iter().map(|sealed| CheckpointRecord::decode(records::open(&key, sealed)?));
+    Ok(decoded.map_while(Result::ok).collect())
 }
 
 fn replay(layers: &Layers, journal: &mut Journal, latch: &Latch) -> Result<Replayed> {

@@ -7,11 +7,12 @@
 use super::batch::Batch;
 use super::image::Image;
 use super::index::Index;
-use super::journal::{Journal, Position, used_between};
+use super::journal::{Journal, used_between};
 use super::latch::Latch;
 use super::layers::{Layers, Page};
 use super::records::CountersRecord;
 use super::schema::Key;
+use super::tail::Tail;
 use crate::error::Result;
 use crate::space::Space;
 use crate::stats::Stats;
@@ -49,8 +50,8 @@ pub struct Metadata {
     pub(super) commit: Mutex<CommitState>,
     /// Taken by whoever applies.
     pub(super) apply: Mutex<()>,
-    /// Position of the last durable checkpoint: the journal's tail.
-    pub(super) tail: Mutex<Position>,
+    /// The last durable checkpoint, and where the journal begins.
+    pub(super) tail: Mutex<Tail>,
     /// Signalled when the tail has moved.
     pub(super) tail_moved: Condvar,
     pub(super) index: Arc<dyn Index>,
@@ -64,6 +65,8 @@ pub struct Metadata {
     pub(super) running_bytes: AtomicU64,
     pub(super) dropped_blocks: AtomicU64,
     pub(super) journal_used_bytes: AtomicU64,
+    /// The part of it behind the last checkpoint.
+    pub(super) unapplied_bytes: AtomicU64,
     pub(super) journal_bytes: u64,
     pub(super) is_index_full: AtomicBool,
 }
@@ -137,10 +140,10 @@ impl Metadata {
 
     /// Is there anything committed that the index does not hold durably?
     pub fn has_unapplied(&self) -> bool {
-        self.journal_used_bytes.load(Ordering::Relaxed) > 0
+        self.unapplied_bytes.load(Ordering::Relaxed) > 0
     }
 
-    /// Journal bytes behind the last checkpoint.
+    /// Journal bytes that may not be overwritten: behind the last checkpoint, or earlier ones that the index may fall back to.
     pub fn journal_used_bytes(&self) -> u64 {
         self.journal_used_bytes.load(Ordering::Relaxed)
     }
@@ -230,7 +233,8 @@ impl Metadata {
     pub(super) fn measure_journal(&self) {
         let tail = self.tail.lock();
         let head = self.layers.read(|state| state.committed.position);
-        self.journal_used_bytes.store(used_between(self.journal_bytes, *tail, head), Ordering::Relaxed);
+        self.journal_used_bytes.store(used_between(self.journal_bytes, tail.oldest(), head), Ordering::Relaxed);
+        self.unapplied_bytes.store(used_between(self.journal_bytes, tail.newest(), head), Ordering::Relaxed);
     }
 
     /// Figures for `info` and `stats`.

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! superblock   two copies, see disk/superblock.rs
-//! index        the metadata index
+//! index        the metadata index, of redb
+//! index.sled/  the metadata index, of sled
 //! journal      unless it is elsewhere
 //! device.0     unless the devices are elsewhere
 //! image.0, .1  the metadata image; made by the first mount
@@ -12,11 +13,13 @@
 //! looked up in the open directory, so that moving the directory or changing the working directory does no harm.
 
 use super::create::sync_directory;
-use super::host::{Host, copy_on_write_host};
+use super::engine::Engine;
+use super::host::{Host, copy_on_write_host, unsafe_for_sled};
 use super::{Disks, size::show_size};
 use crate::disk::Disk;
 use crate::disk::file::{FileDisk, OpenMode};
 use crate::disk::label;
+use crate::disk::memory::MemoryDisk;
 use crate::disk::superblock::{DeviceEntry, Superblock};
 use crate::error::{Error, Result};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
@@ -29,6 +32,7 @@ use std::time::{Duration, Instant};
 
 pub(super) const SUPERBLOCK_FILE: &str = "superblock";
 pub(super) const INDEX_FILE: &str = "index";
+pub(super) const SLED_DIRECTORY: &str = "index.sled";
 pub(super) const JOURNAL_FILE: &str = "journal";
 pub(super) const IMAGE_FILES: [&str; 2] = ["image.0", "image.1"];
 pub(super) const LOCK_FILE: &str = "lock";
@@ -46,11 +50,13 @@ pub struct OpenOptions {
     /// For `check`: open also when the journal is missing or too short (read-write: it is made whole with zeros) and when a
     /// device has lost both labels. Each is logged.
     pub allow_damage: bool,
+    /// Open an index of sled also on a host where it does not survive power cuts: to turn it into another one.
+    pub allow_unsafe_host: bool,
 }
 
 impl Default for OpenOptions {
     fn default() -> OpenOptions {
-        OpenOptions { read_only: false, wait_for_lock: None, direct: true, allow_damage: false }
+        OpenOptions { read_only: false, wait_for_lock: None, direct: true, allow_damage: false, allow_unsafe_host: false }
     }
 }
 
@@ -61,7 +67,7 @@ pub struct StoreDirectory {
     disks: Disks,
     superblock: Superblock,
     damaged_superblock_copies: Vec<u64>,
-    _directory: OwnedFd,
+    directory: OwnedFd,
     lock: OwnedFd,
 }
 
@@ -98,7 +104,11 @@ impl StoreDirectory {
         }
         let disks = Disks {
             journal: opening.journal(&found.superblock)?,
-            index: Arc::new(opening.index()?),
+            index: match Engine::of(&found.superblock) {
+                Engine::Redb => Arc::new(opening.index()?),
+                Engine::Sled => no_index(),
+            },
+            sled: opening.sled(&found.superblock)?,
             devices: opening.devices(&found.superblock)?,
             images: opening.images(),
             superblock: Arc::new(superblock_disk),
@@ -108,7 +118,7 @@ impl StoreDirectory {
             disks,
             superblock: found.superblock,
             damaged_superblock_copies: found.damaged_copies,
-            _directory: directory,
+            directory,
             lock,
         })
     }
@@ -141,6 +151,10 @@ impl StoreDirectory {
     /// The store's UUID.
     pub fn uuid(&self) -> uuid::Uuid {
         uuid::Uuid::from_bytes(self.superblock.uuid)
+    }
+
+    pub(super) fn directory(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
     }
 
     /// The directory, canonical.
@@ -231,6 +245,23 @@ impl Opening<'_> {
         }
     }
 
+    fn sled(&self, superblock: &Superblock) -> Result<Option<PathBuf>> {
+        if Engine::of(superblock) == Engine::Redb {
+            return Ok(None);
+        }
+        let directory = self.path.join(SLED_DIRECTORY);
+        let is_refused = !self.options.read_only && !self.options.allow_unsafe_host;
+        match unsafe_for_sled(self.path).filter(|_| is_refused) {
+            None => Ok(Some(directory)),
+            Some(host) => Err(Error::usage(format!(
+                "{} lies on {host}, where an index of sled does not survive power cuts: copy the store to a local ext4 or xfs, mount it \
+                 with -o ro, or run: sumfs index convert --to redb {}",
+                directory.display(),
+                self.path.display()
+            ))),
+        }
+    }
+
     pub(super) fn journal(&self, superblock: &Superblock) -> Result<Arc<dyn Disk>> {
         let path = Path::new(superblock.journal_path.as_deref().unwrap_or(JOURNAL_FILE));
         let damaged = |what: String| {
@@ -318,6 +349,11 @@ impl Opening<'_> {
         }
         Ok(disk)
     }
+}
+
+/// What stands for redb's disk where sled keeps the index.
+pub(super) fn no_index() -> Arc<dyn Disk> {
+    Arc::new(MemoryDisk::new("no index of redb", 0))
 }
 
 /// The canonical path and the open directory.
@@ -426,171 +462,4 @@ pub(super) fn warn_if_copy_on_write(path: &Path) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::store::CreateOptions;
-    use std::os::unix::fs::FileExt;
-
-    const SIZE: u64 = 20 << 20;
-
-    fn store() -> (tempfile::TempDir, PathBuf) {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("store");
-        StoreDirectory::create(&path, CreateOptions { size: Some(SIZE), ..CreateOptions::default() }).unwrap();
-        (directory, path)
-    }
-
-    fn error(path: &Path) -> String {
-        StoreDirectory::open(path, false, None).expect_err("it opened").to_string()
-    }
-
-    fn file(path: &Path) -> std::fs::File {
-        std::fs::File::options().read(true).write(true).open(path).unwrap()
-    }
-
-    #[test]
-    fn what_is_no_store_is_refused_with_the_way_out() {
-        let directory = tempfile::tempdir().unwrap();
-        assert!(error(directory.path()).contains("no sumfs store; make one with: sumfs mkfs"));
-        assert!(error(&directory.path().join("none")).contains("does not exist; make a store there with"));
-        std::fs::write(directory.path().join("file"), "").unwrap();
-        assert!(error(&directory.path().join("file")).contains("not a directory"));
-    }
-
-    #[test]
-    fn only_one_has_the_store_also_for_reading() {
-        let (_directory, path) = store();
-        let first = StoreDirectory::open(&path, true, None).unwrap();
-        assert!(error(&path).contains("in use by another process"));
-        assert!(StoreDirectory::open(&path, true, None).is_err());
-        assert_eq!(StoreDirectory::read_uuid(&path).unwrap(), first.uuid());
-        drop(first);
-        StoreDirectory::open(&path, false, None).unwrap();
-    }
-
-    #[test]
-    fn waits_for_the_one_before() {
-        let (_directory, path) = store();
-        let first = StoreDirectory::open(&path, false, None).unwrap();
-        let (begun, waiting) = std::sync::mpsc::channel();
-        let second = std::thread::spawn({
-            let path = path.clone();
-            move || {
-                begun.send(()).unwrap();
-                StoreDirectory::open(&path, false, Some(Duration::from_secs(600))).map(|store| store.uuid())
-            }
-        });
-        waiting.recv().unwrap();
-        let uuid = first.uuid();
-        drop(first);
-        assert_eq!(second.join().unwrap().unwrap(), uuid);
-    }
-
-    #[test]
-    fn missing_short_and_foreign_devices_are_named() {
-        let (directory, path) = store();
-        let device = path.join("device.0");
-        let kept = directory.path().join("kept");
-        std::fs::rename(&device, &kept).unwrap();
-        let text = error(&path);
-        assert!(text.contains("device 0") && text.contains("missing") && text.contains("device.0"), "{text}");
-
-        std::fs::copy(&kept, &device).unwrap();
-        file(&device).set_len(SIZE - 4096).unwrap();
-        let text = error(&path);
-        assert!(text.contains("device.0") && text.contains("should have 20 MiB"), "{text}");
-
-        let (_other_directory, other) = store();
-        std::fs::copy(other.join("device.0"), &device).unwrap();
-        let text = error(&path);
-        assert!(text.contains("is not a device of the store"), "{text}");
-
-        file(&device).write_all_at(&[0; 4096], 0).unwrap();
-        file(&device).write_all_at(&[0; 4096], SIZE - 4096).unwrap();
-        assert!(error(&path).contains("no sumfs label"));
-        let tolerant = OpenOptions { allow_damage: true, ..OpenOptions::default() };
-        StoreDirectory::open_with(&path, tolerant).unwrap();
-    }
-
-    #[test]
-    fn swapped_devices_are_named() {
-        let directory = tempfile::tempdir().unwrap();
-        let at = |name: &str| directory.path().join(name);
-        let options = CreateOptions { size: Some(SIZE), devices: vec![at("a"), at("b")], ..CreateOptions::default() };
-        StoreDirectory::create(&at("store"), options).unwrap();
-        std::fs::rename(at("a"), at("c")).unwrap();
-        std::fs::rename(at("b"), at("a")).unwrap();
-        std::fs::rename(at("c"), at("b")).unwrap();
-        let text = error(&at("store"));
-        assert!(text.contains("is device 1") && text.contains("device 0"), "{text}");
-    }
-
-    #[test]
-    fn a_damaged_label_is_healed_but_not_by_reading() {
-        let (_directory, path) = store();
-        let device = file(&path.join("device.0"));
-        let mut label = vec![0; 4096];
-        device.read_exact_at(&mut label, 0).unwrap();
-        device.write_all_at(&[9], 40).unwrap();
-        let read = || {
-            let mut found = vec![0; 4096];
-            device.read_exact_at(&mut found, 0).unwrap();
-            found
-        };
-        drop(StoreDirectory::open(&path, true, None).unwrap());
-        assert!(read() != label, "opened for reading, and written to");
-        drop(StoreDirectory::open(&path, false, None).unwrap());
-        assert!(read() == label);
-    }
-
-    #[test]
-    fn a_short_or_missing_journal_is_an_error_that_names_check() {
-        let (_directory, path) = store();
-        let journal = path.join("journal");
-        file(&journal).set_len(4096).unwrap();
-        let text = error(&path);
-        assert!(text.contains("journal") && text.contains("4 KiB") && text.contains("sumfs check --repair"), "{text}");
-        std::fs::remove_file(&journal).unwrap();
-        let text = error(&path);
-        assert!(text.contains("does not exist") && text.contains("sumfs check --repair"), "{text}");
-        let tolerant = OpenOptions { allow_damage: true, ..OpenOptions::default() };
-        let store = StoreDirectory::open_with(&path, tolerant).unwrap();
-        assert_eq!(store.disks().journal.len().unwrap(), store.superblock().journal_bytes);
-    }
-
-    #[test]
-    fn a_missing_or_empty_index_and_lost_superblocks_are_named() {
-        let (_directory, path) = store();
-        file(&path.join("index")).set_len(0).unwrap();
-        assert!(error(&path).contains("index"));
-        std::fs::remove_file(path.join("index")).unwrap();
-        assert!(error(&path).contains("the index of the store"));
-        let superblock = file(&path.join("superblock"));
-        superblock.write_all_at(&[1], 100).unwrap();
-        superblock.write_all_at(&[1], (64 << 10) + 100).unwrap();
-        assert!(error(&path).contains("both copies of the superblock"));
-    }
-
-    #[test]
-    fn features_that_can_only_be_read_need_a_read_only_mount() {
-        let (_directory, path) = store();
-        let store = StoreDirectory::open(&path, false, None).unwrap();
-        let mut superblock = store.superblock().clone();
-        superblock.ro_compat = 4;
-        superblock.write(store.disks().superblock.as_ref()).unwrap();
-        drop(store);
-        assert!(error(&path).contains("-o ro"));
-        StoreDirectory::open(&path, true, None).unwrap();
-    }
-
-    #[test]
-    fn reading_changes_no_byte() {
-        let (_directory, path) = store();
-        let contents = || -> Vec<Vec<u8>> {
-            ["superblock", "index", "journal", "device.0"].iter().map(|name| std::fs::read(path.join(name)).unwrap()).collect()
-        };
-        let before = contents();
-        drop(StoreDirectory::open(&path, true, None).unwrap());
-        assert!(contents() == before);
-    }
-}
+mod tests;

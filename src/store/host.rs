@@ -16,6 +16,17 @@ const LEVELS_MAX: u32 = 16;
 /// Magic numbers of statfs(2): btrfs, bcachefs, ZFS.
 const COPY_ON_WRITE_HOSTS: [(u64, &str); 3] = [(0x9123_683e, "btrfs"), (0xca45_1a4e, "bcachefs"), (0x2fc1_2fc1, "ZFS")];
 
+/// Magic numbers of file systems over a network or in user space: NFS, SMB (twice), CephFS, AFS, 9P, FUSE.
+const DISTANT_HOSTS: [(u64, &str); 7] = [
+    (0x6969, "NFS"),
+    (0xff53_4d42, "SMB"),
+    (0xfe53_4d42, "SMB"),
+    (0x00c3_6400, "CephFS"),
+    (0x5346_414f, "AFS"),
+    (0x0102_1997, "9P"),
+    (0x6573_5546, "FUSE"),
+];
+
 /// Major and minor number.
 type DeviceNumber = (u32, u32);
 
@@ -116,8 +127,21 @@ impl Host {
 
 /// The name of the copy-on-write file system that holds `path`, if it is one: space set aside there is not promised.
 pub(super) fn copy_on_write_host(path: &Path) -> Option<&'static str> {
-    let magic = rustix::fs::statfs(path).ok()?.f_type as u64 & 0xffff_ffff;
-    COPY_ON_WRITE_HOSTS.iter().find(|(known, _)| *known == magic).map(|(_, name)| *name)
+    host_among(&COPY_ON_WRITE_HOSTS, magic_of(path)?)
+}
+
+/// The name of the file system that holds `path`, if an index of sled is not safe there.
+pub(super) fn unsafe_for_sled(path: &Path) -> Option<&'static str> {
+    let magic = magic_of(path)?;
+    host_among(&COPY_ON_WRITE_HOSTS, magic).or_else(|| host_among(&DISTANT_HOSTS, magic))
+}
+
+fn magic_of(path: &Path) -> Option<u64> {
+    Some(rustix::fs::statfs(path).ok()?.f_type as u64 & 0xffff_ffff)
+}
+
+fn host_among(hosts: &[(u64, &'static str)], magic: u64) -> Option<&'static str> {
+    hosts.iter().find(|(known, _)| *known == magic).map(|(_, name)| *name)
 }
 
 fn block_device_number(path: &Path) -> Option<DeviceNumber> {

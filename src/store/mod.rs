@@ -1,18 +1,23 @@
 //! A store as a whole: its disks, how they are formatted, and the directory on the host that holds them.
 //!
 //! [`format()`] works on any [`Disks`], also simulated ones; [`StoreDirectory`] is the only place that knows about paths. Its
-//! parts: `directory` (opening, the lock), `create` (mkfs), `rebuild` (a new index from the image), `host` (what the host says about a path), `signature` (what a
-//! device already holds), `size` (sizes as people write them).
+//! parts: `directory` (opening, the lock), `create` (mkfs), `rebuild` (a new index from the image), `engine` (redb or sled), `convert`
+//! (from one to the other), `host` (what the host says about a path), `signature` (what a device already holds), `size` (sizes as
+//! people write them).
 
+mod convert;
 mod create;
 mod directory;
+mod engine;
 mod host;
 mod rebuild;
 mod signature;
 mod size;
 
+pub use convert::{Converted, Progress};
 pub use create::{CreateOptions, JOURNAL_BYTES_MIN, STORE_BYTES_DEFAULT, STORE_BYTES_MIN};
 pub use directory::{OpenOptions, StoreDirectory};
+pub use engine::{Engine, open_index};
 pub use rebuild::{RebuildOptions, Rebuilt};
 pub use size::parse_size;
 
@@ -24,11 +29,11 @@ use crate::disk::superblock::{
     DeviceEntry, GROUP_BLOCKS_MAX, GROUP_BLOCKS_MIN, INCOMPAT_DUP, INCOMPAT_UNSTABLE, Superblock, VERSION,
 };
 use crate::error::{Error, Result};
-use crate::meta::index::{Change, Index};
+use crate::meta::index::Change;
 use crate::meta::records::{CheckpointRecord, CountersRecord, DeviceRecord, FileKind, InodeRecord, seal};
-use crate::meta::redb_index::RedbIndex;
 use crate::meta::schema::{self, Key};
 use crate::units::{BLOCK_SIZE, InodeNumber, block_floor};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Largest and default size of a group.
@@ -50,8 +55,10 @@ pub struct Disks {
     pub superblock: Arc<dyn Disk>,
     /// The journal, over its whole length.
     pub journal: Arc<dyn Disk>,
-    /// The metadata index; grows.
+    /// The metadata index; grows. Nothing is in it when sled keeps the index.
     pub index: Arc<dyn Disk>,
+    /// The directory of sled's index, if it is sled that keeps it.
+    pub sled: Option<PathBuf>,
     /// The data devices; a device's id is its place here.
     pub devices: Vec<Arc<dyn Disk>>,
     /// Two files for the metadata image, which grow; None: no image is kept.
@@ -63,7 +70,8 @@ impl Disks {
     /// host's.
     pub fn bypass_host_cache(&self) -> bool {
         let images = self.images.iter().flatten();
-        [&self.journal, &self.index].into_iter().chain(images).chain(&self.devices).all(|disk| disk.bypasses_host_cache())
+        let mut disks = [&self.journal, &self.index].into_iter().chain(images).chain(&self.devices);
+        self.sled.is_none() && disks.all(|disk| disk.bypasses_host_cache())
     }
 }
 
@@ -108,7 +116,9 @@ pub fn format(disks: &Disks, options: &FormatOptions, device_paths: &[String], j
         uuid,
         label: options.label.clone(),
         version: VERSION,
-        incompat: INCOMPAT_UNSTABLE | if options.data == DataProfile::Dup { INCOMPAT_DUP } else { 0 },
+        incompat: INCOMPAT_UNSTABLE
+            | if options.data == DataProfile::Dup { INCOMPAT_DUP } else { 0 }
+            | if disks.sled.is_some() { Engine::Sled.incompat() } else { 0 },
         blocks_per_group: u32::try_from(group_bytes / BLOCK_SIZE).map_err(|_| Error::Invalid("group size"))?,
         journal_bytes: disks.journal.len()?,
         devices: devices
@@ -128,7 +138,7 @@ pub fn format(disks: &Disks, options: &FormatOptions, device_paths: &[String], j
             Label { store: uuid, device_uuid: record.uuid, device_id: record.id, device_bytes: record.length, generation: 1 };
         label::write(device.as_ref(), &label)?;
     }
-    fill_index(disks.index.clone(), &devices)?;
+    fill_index(disks, &devices)?;
     superblock.write(disks.superblock.as_ref())
 }
 
@@ -171,7 +181,7 @@ fn fill_with_zeros(disk: &dyn Disk, offset: u64, len: u64) -> Result<()> {
 }
 
 /// A new index with what every store has.
-fn fill_index(disk: Arc<dyn Disk>, devices: &[DeviceRecord]) -> Result<()> {
+fn fill_index(disks: &Disks, devices: &[DeviceRecord]) -> Result<()> {
     let mut records: Vec<(Key, Vec<u8>)> = vec![
         (schema::counters(), CountersRecord { next_inode: InodeNumber::ROOT.0 + 1, unwritten_blocks: 0 }.encode()),
         (schema::checkpoint(), CheckpointRecord::default().encode()),
@@ -186,7 +196,7 @@ fn fill_index(disk: Arc<dyn Disk>, devices: &[DeviceRecord]) -> Result<()> {
         })
         .collect();
     changes.sort();
-    let index = RedbIndex::create(disk, INDEX_CACHE_BYTES)?;
+    let index = engine::create_index(disks, INDEX_CACHE_BYTES)?;
     let mut changes = changes.iter().map(|(key, value)| -> Change<'_> { (key, Some(value)) });
     index.apply(&mut changes, true)
 }
@@ -217,7 +227,9 @@ mod tests {
     use super::*;
     use crate::disk::memory::MemoryDisk;
     use crate::disk::superblock::SUPERBLOCK_BYTES;
+    use crate::meta::index::Index;
     use crate::meta::records;
+    use crate::meta::redb_index::RedbIndex;
 
     fn memory_disks(device_bytes: &[u64]) -> Disks {
         let disk = |name: &str, len| -> Arc<dyn Disk> { Arc::new(MemoryDisk::new(name, len)) };
@@ -225,6 +237,7 @@ mod tests {
             superblock: disk("superblock", SUPERBLOCK_BYTES),
             journal: disk("journal", 2 << 20),
             index: disk("index", 0),
+            sled: None,
             devices: device_bytes.iter().map(|len| disk("device", *len)).collect(),
             images: None,
         }

@@ -4,7 +4,8 @@
 
 use super::StoreDirectory;
 use super::create::sync_directory;
-use super::directory::{INDEX_FILE, OpenOptions, Opening, SUPERBLOCK_FILE, lock_store, open_directory};
+use super::directory::{INDEX_FILE, OpenOptions, Opening, SLED_DIRECTORY, SUPERBLOCK_FILE, lock_store, open_directory};
+use super::engine::{Engine, create_sled};
 use crate::disk::Disk;
 use crate::disk::file::{FileDisk, OpenMode};
 use crate::disk::superblock::Superblock;
@@ -18,10 +19,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-const INDEX_FILE_NEW: &str = "index.new";
-const INDEX_FILE_DAMAGED: &str = "index.damaged";
+/// What an index is called, while it is made, in its place, and when it was damaged.
+struct Names {
+    new: &'static str,
+    index: &'static str,
+    damaged: &'static str,
+}
+
+const REDB: Names = Names { new: "index.new", index: INDEX_FILE, damaged: "index.damaged" };
+const SLED: Names = Names { new: "index.sled.new", index: SLED_DIRECTORY, damaged: "index.sled.damaged" };
 /// What a rebuilding leaves in a store.
-pub(super) const REBUILT_FILES: [&str; 2] = [INDEX_FILE_NEW, INDEX_FILE_DAMAGED];
+pub(super) const REBUILT_FILES: [&str; 4] = [REDB.new, REDB.damaged, SLED.new, SLED.damaged];
 const INDEX_CACHE_BYTES: usize = 64 << 20;
 
 /// How to make a new index.
@@ -58,14 +66,16 @@ impl StoreDirectory {
         let images = opening.images().ok_or_else(|| Error::usage("the files of the metadata image cannot be opened"))?;
         let found = Restore::find(&images, &journal, superblock.uuid, superblock.clean_sequence, progress)?;
         refuse_loss(found.source(), options.allow_loss)?;
-        let replacing = Replacing { path: &path, directory: directory.as_fd() };
-        replacing.remove(INDEX_FILE_NEW)?;
+        let engine = Engine::of(&superblock);
+        let names = if engine == Engine::Redb { REDB } else { SLED };
+        let replacing = Replacing { path: &path, directory: directory.as_fd(), engine, names };
+        replacing.remove(replacing.names.new)?;
         let made = replacing.make(&found, progress);
         let (records, index_bytes) = match made {
             Ok(made) => made,
             Err(error) => {
                 // The reason is what counts; what is left is removed by the next attempt.
-                replacing.remove(INDEX_FILE_NEW).ok();
+                replacing.remove(replacing.names.new).ok();
                 return Err(error);
             }
         };
@@ -90,6 +100,8 @@ fn refuse_loss(source: &Source, is_allowed: bool) -> Result<()> {
 struct Replacing<'a> {
     path: &'a Path,
     directory: BorrowedFd<'a>,
+    engine: Engine,
+    names: Names,
 }
 
 impl Replacing<'_> {
@@ -97,16 +109,26 @@ impl Replacing<'_> {
         Error::io(format!("{doing} {}", self.path.join(name).display()), errno.into())
     }
 
+    /// A file of redb, or a directory of sled.
     fn remove(&self, name: &str) -> Result<()> {
-        match rustix::fs::unlinkat(self.directory, name, AtFlags::empty()) {
+        let path = self.path.join(name);
+        let removed = match rustix::fs::unlinkat(self.directory, name, AtFlags::empty()) {
+            Err(Errno::ISDIR) => std::fs::remove_dir_all(&path),
             Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(errno) => Err(self.failed("removing", name, errno)),
-        }
+            Err(errno) => Err(errno.into()),
+        };
+        removed.map_err(|error| Error::io(format!("removing {}", path.display()), error))
     }
 
     fn make(&self, found: &Restore, progress: &mut Progress<'_>) -> Result<(u64, u64)> {
-        let name = self.path.join(INDEX_FILE_NEW).display().to_string();
-        let disk = FileDisk::open_at(self.directory, Path::new(INDEX_FILE_NEW), name, OpenMode::Create, true)?;
+        let path = self.path.join(self.names.new);
+        if self.engine == Engine::Sled {
+            let index = create_sled(&path, INDEX_CACHE_BYTES)?;
+            let records = found.fill(&*index, progress)?;
+            return Ok((records, index.disk_bytes()));
+        }
+        let (name, mode) = (path.display().to_string(), OpenMode::Create);
+        let disk = FileDisk::open_at(self.directory, Path::new(self.names.new), name, mode, true)?;
         let disk: Arc<dyn Disk> = Arc::new(disk);
         let index = RedbIndex::create(disk.clone(), INDEX_CACHE_BYTES)?;
         let records = found.fill(&index, progress)?;
@@ -115,23 +137,21 @@ impl Replacing<'_> {
         Ok((records, disk.len()?))
     }
 
-    /// The old index gets a second name first, so that there is one under the usual name at every moment.
+    /// A file gets its second name first, so that there is one under the usual name at every moment.
     fn put_in_place(&self) -> Result<Option<PathBuf>> {
-        let dir = self.directory;
-        self.remove(INDEX_FILE_DAMAGED)?;
-        let kept = match rustix::fs::linkat(dir, INDEX_FILE, dir, INDEX_FILE_DAMAGED, AtFlags::empty()) {
+        let (dir, Names { new, index, damaged }) = (self.directory, &self.names);
+        self.remove(damaged)?;
+        let kept = match rustix::fs::linkat(dir, *index, dir, *damaged, AtFlags::empty()) {
             Ok(()) => true,
             Err(Errno::NOENT) => false,
-            // A host without hard links.
+            // A directory, or a host without hard links.
             Err(_) => {
-                rustix::fs::renameat(dir, INDEX_FILE, dir, INDEX_FILE_DAMAGED)
-                    .map_err(|errno| self.failed("keeping aside", INDEX_FILE, errno))?;
+                rustix::fs::renameat(dir, *index, dir, *damaged).map_err(|errno| self.failed("keeping aside", index, errno))?;
                 true
             }
         };
-        rustix::fs::renameat(dir, INDEX_FILE_NEW, dir, INDEX_FILE)
-            .map_err(|errno| self.failed("putting in place", INDEX_FILE_NEW, errno))?;
+        rustix::fs::renameat(dir, *new, dir, *index).map_err(|errno| self.failed("putting in place", new, errno))?;
         sync_directory(self.path)?;
-        Ok(kept.then(|| self.path.join(INDEX_FILE_DAMAGED)))
+        Ok(kept.then(|| self.path.join(damaged)))
     }
 }

@@ -8,15 +8,14 @@ use crate::disk::superblock::{DeviceEntry, Superblock};
 use crate::error::{Error, Result};
 use crate::meta::index::Index;
 use crate::meta::latch::Latch;
-use crate::meta::redb_index::RedbIndex;
 use crate::meta::{Damaged, Metadata, Parts, Replayed, schema};
 use crate::stats::Stats;
-use crate::store::Disks;
+use crate::store::{self, Disks};
 use crate::units::block_floor;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// redb's cache during a check.
+/// The index's cache during a check.
 const INDEX_CACHE_BYTES: usize = 64 << 20;
 
 /// A device as superblock and label describe it.
@@ -145,9 +144,9 @@ fn open_device(superblock: &Superblock, entry: &DeviceEntry, disk: &dyn Disk, is
 
 /// The index, with the number of pages of which one copy is bad.
 fn open_index(disks: &Disks, read_only: bool, issues: &mut Vec<Issue>) -> Result<Option<(Arc<dyn Index>, u64)>> {
-    let opened = RedbIndex::open(disks.index.clone(), INDEX_CACHE_BYTES, read_only).and_then(|index| {
+    let opened = store::open_index(disks, INDEX_CACHE_BYTES, read_only).and_then(|index| {
         let bad_copies = index.verify()?;
-        Ok((Arc::new(index) as Arc<dyn Index>, bad_copies))
+        Ok((index, bad_copies))
     });
     match opened {
         Ok(opened) => Ok(Some(opened)),

@@ -88,6 +88,7 @@ impl MemoryStore {
             superblock: disk("superblock", SUPERBLOCK_BYTES),
             journal: disk("journal", JOURNAL_BYTES),
             index: disk("index", 0),
+            sled: None,
             devices: DEVICE_PORTS[..devices].iter().map(|name| disk(name, device_bytes)).collect(),
             images: None,
         }

@@ -49,6 +49,7 @@ impl Machine {
             superblock: self.disk(SUPERBLOCK),
             journal: self.disk(JOURNAL),
             index: self.disk(INDEX),
+            sled: None,
             devices: vec![self.disk(DEVICE), self.disk(DEVICE + 1)],
             images: None,
         }

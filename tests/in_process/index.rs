@@ -3,6 +3,8 @@
 //! `SEED=n` repeats one run, `SEEDS=n` makes that many.
 
 mod cut_disk;
+#[cfg(feature = "sled")]
+mod sled;
 
 use cut_disk::CutDisk;
 use std::collections::{BTreeMap, HashMap};

@@ -116,6 +116,7 @@ fn checked(disks: &Disks) -> Report {
         superblock: read_only(&disks.superblock),
         journal: read_only(&disks.journal),
         index: read_only(&disks.index),
+        sled: None,
         devices: disks.devices.iter().map(read_only).collect(),
         images: None,
     };

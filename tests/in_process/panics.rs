@@ -218,6 +218,7 @@ fn trapped(store: &MemoryStore, trap: &Arc<Trap>) -> sumfs::store::Disks {
         superblock: wrap("superblock", &disks.superblock),
         journal: wrap("journal", &disks.journal),
         index: wrap("index", &disks.index),
+        sled: None,
         devices: disks.devices.iter().map(|device| wrap("device", device)).collect(),
         images: None,
     }

@@ -177,6 +177,7 @@ fn a_file_overwritten_again_and_again_takes_no_more_groups() {
         // So large that commits are rare.
         journal: disk("journal", 64 << 20),
         index: disk("index", 0),
+        sled: None,
         devices: vec![disk("device", 512 << 20)],
         images: None,
     };

@@ -141,6 +141,9 @@ fn whatever_is_wrong_is_named_with_the_way_out() {
     let place = Place::new();
     fs::create_dir(place.at("plain")).unwrap();
     fs::write(place.at("file"), "x").unwrap();
+    // What the first opening makes is there.
+    place.mount(&[]).expect_success();
+    place.umount().expect_success();
     let mut commands = WRONG.iter().filter_map(|(line, ..)| line.split(' ').next()).collect::<Vec<_>>();
     commands.dedup();
     let help = sumfs(&["--help"]).expect_success().stdout;

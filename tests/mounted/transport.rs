@@ -243,6 +243,7 @@ fn store_on(device: impl Disk + 'static, options: Options) -> Arc<Filesystem> {
         superblock: memory("superblock", SUPERBLOCK_BYTES),
         journal: memory("journal", 2 << 20),
         index: memory("index", 0),
+        sled: None,
         devices: vec![Arc::new(device)],
         images: None,
     };

@@ -72,6 +72,7 @@ fn formatted(bytes: u64) -> Images {
             superblock: power.port("superblock", SUPERBLOCK_BYTES),
             journal: power.port("journal", JOURNAL_BYTES),
             index: power.port("index", 0),
+            sled: None,
             devices: vec![power.port("device", bytes)],
             images: None,
         };
@@ -96,6 +97,7 @@ impl Machine {
             superblock: power.port("superblock", 0),
             journal,
             index: power.port("index", 0),
+            sled: None,
             devices: vec![device],
             images: None,
         };

@@ -236,6 +236,7 @@ impl Contents {
             superblock: disk("superblock", SUPERBLOCK_BYTES),
             journal: disk("journal", 1 << 20),
             index: disk("index", 0),
+            sled: None,
             devices: vec![disk("device", DEVICE_BYTES)],
             images: None,
         };

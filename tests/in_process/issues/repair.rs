@@ -273,6 +273,8 @@ fn failing(disks: &Disks, writes: i64) -> (Disks, Arc<AtomicI64>) {
         journal: wrap(&disks.journal),
         index: wrap(&disks.index),
         devices: disks.devices.iter().map(wrap).collect(),
+        sled: None,
+        images: None,
     };
     (failing, left)
 }
