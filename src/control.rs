@@ -58,6 +58,8 @@ pub enum Command {
         /// Bytes a second at most, for `Start` and `Resume`; 0: no limit.
         limit: Option<u64>,
     },
+    /// Check the metadata as the last commit left it.
+    Check,
     /// What is known to be damaged.
     Damage {
         /// Forget it first.

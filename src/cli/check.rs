@@ -2,7 +2,7 @@
 //! [`crate::verify::repair`].
 
 use super::info::show_bytes;
-use super::{Failure, LOCK_TIMEOUT, Outcome, WithCode, fields, mountinfo, progress_bar};
+use super::{Failure, LOCK_TIMEOUT, Outcome, WithCode, check_online, fields, mountinfo, progress_bar};
 use crate::store::{OpenOptions, StoreDirectory};
 use crate::units::BLOCK_SIZE;
 use crate::verify::check::{CheckOptions, Report, check};
@@ -13,13 +13,13 @@ use std::path::PathBuf;
 
 const CODE_HEALED: u8 = 1;
 const CODE_ERRORS_LEFT: u8 = 4;
-const CODE_FAILED: u8 = 8;
+pub(super) const CODE_FAILED: u8 = 8;
 
 /// Arguments of `sumfs check`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = fields::CHECK)]
 pub struct Arguments {
-    /// The store; not mounted.
+    /// The store, not mounted; or where it is mounted: then its metadata is checked while it is in use.
     store: PathBuf,
     /// Also read every block and compare it with its checksum.
     #[arg(long)]
@@ -39,9 +39,21 @@ pub struct Arguments {
 /// Checks, prints what it found, and says so in the exit code.
 pub fn run(arguments: &Arguments) -> Outcome {
     let shown = arguments.store.display();
+    if let Some(mount) = check_online::mount_at(&arguments.store).or_code(CODE_FAILED)? {
+        if arguments.repair {
+            return Err(Failure::new(
+                CODE_FAILED,
+                format!("{shown} is mounted; to repair its store first run: sumfs umount {shown}"),
+            ));
+        }
+        return check_online::run(&mount, arguments.data, arguments.json);
+    }
     if let Some(mount) = mountinfo::mount_of_store(&arguments.store).or_code(CODE_FAILED)? {
         let at = mount.mountpoint.display();
-        return Err(Failure::new(CODE_FAILED, format!("{shown} is mounted at {at}; first run: sumfs umount {at}")));
+        return Err(Failure::new(
+            CODE_FAILED,
+            format!("{shown} is mounted at {at}; first run: sumfs umount {at}, or check it in use: sumfs check {at}"),
+        ));
     }
     let read_only = !arguments.repair || arguments.dry_run;
     let options = OpenOptions { read_only, wait_for_lock: Some(LOCK_TIMEOUT), allow_damage: true, ..OpenOptions::default() };
@@ -111,7 +123,7 @@ fn tell_repair(repaired: &Repaired, store: &str, arguments: &Arguments) -> u8 {
 }
 
 /// Damaged copies that have a whole twin are no errors left: the next mount heals them.
-fn exit_code(report: &Report) -> u8 {
+pub(super) fn exit_code(report: &Report) -> u8 {
     match report.issues.iter().map(Issue::severity).max() {
         Some(Severity::Inconsistent | Severity::Damage) => CODE_ERRORS_LEFT,
         Some(Severity::Harmless) => CODE_HEALED,
@@ -121,7 +133,7 @@ fn exit_code(report: &Report) -> u8 {
 }
 
 /// The report's own fields, and for each issue the sentence that a person reads.
-fn as_json(report: &Report, code: u8) -> Value {
+pub(super) fn as_json(report: &Report, code: u8) -> Value {
     let mut value = serde_json::to_value(report).unwrap_or_default();
     if let Some(object) = value.as_object_mut() {
         object.insert("clean".to_owned(), json!(code == 0 || code == CODE_HEALED));

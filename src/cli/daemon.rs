@@ -6,7 +6,7 @@
 
 use super::metrics::{self, Exporter};
 use super::mount::{CODE_FAILED, Plan, READY};
-use super::{Failure, LOCK_TIMEOUT, Outcome, WithCode, info, logging, mountinfo, read, scrub};
+use super::{Failure, LOCK_TIMEOUT, Outcome, WithCode, check_online, info, logging, mountinfo, read, scrub};
 use crate::control::{self, Command};
 use crate::error::Error;
 use crate::fs::{AccessTimes, Filesystem, Options};
@@ -162,6 +162,7 @@ fn start_control(
         Command::Salvage { inode, offset, length } => {
             filesystem.salvage(crate::units::InodeNumber(inode), offset, length).map(|salvaged| read::answer(&salvaged))
         }
+        Command::Check => check_online::answer(&filesystem),
         Command::Sync => filesystem.sync().map(|()| Value::Null),
         Command::Pid | Command::Wait => Ok(json!(std::process::id())),
     });

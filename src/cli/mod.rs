@@ -14,6 +14,7 @@
 //! | the others | 0 done, 1 failed, 2 wrong usage |
 
 pub mod check;
+mod check_online;
 mod complaint;
 mod convert;
 pub mod daemon;

@@ -7,6 +7,7 @@
 mod acl;
 mod attributes;
 mod background;
+mod check;
 mod clone;
 mod image;
 mod inode;

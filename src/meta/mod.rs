@@ -26,6 +26,7 @@ pub mod transaction;
 mod apply;
 mod commit;
 mod fields;
+mod frozen;
 mod image;
 mod image_format;
 mod image_scan;

@@ -322,6 +322,35 @@ impl Space {
         state.free = state.free - u64::from(before) + u64::from(free);
     }
 
+    /// The groups as they were last applied. The caller keeps everybody from applying; one group is copied at a time, so that
+    /// writers wait for no more than that.
+    pub fn frozen(&self) -> Space {
+        let (mut groups, mut free) = (Vec::new(), 0);
+        loop {
+            let copied = self.state.lock().groups.get(groups.len()).map(|group| (group.copies.clone(), group.applied.clone()));
+            let Some((copies, applied)) = copied else { break };
+            let group = Group::new(copies, applied);
+            free += u64::from(group.free);
+            groups.push(group);
+        }
+        let state = State { groups, free, reserved: 0, promised: 0, cursors: Cursors::default(), slots: Vec::new() };
+        let device = |(id, disk): (u32, &Arc<dyn Disk>)| Device {
+            id,
+            disk: disk.clone(),
+            is_dirty: AtomicBool::new(false),
+            faults: Faults::default(),
+        };
+        Space {
+            devices: self.disks().map(device).collect(),
+            blocks_per_group: self.blocks_per_group,
+            profile: self.profile,
+            state: RankedMutex::new(Rank::Space, state),
+            pinned: Arc::default(),
+            is_opening: crate::sync::Mutex::new(()),
+            pace: Pace::default(),
+        }
+    }
+
     /// The used blocks of an open group, for check.
     pub fn used_in_group(&self, number: u64) -> Option<Bitmap> {
         let state = self.state.lock();

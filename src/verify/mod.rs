@@ -19,6 +19,7 @@ mod extents;
 mod findings;
 mod inodes;
 mod names;
+pub mod online;
 mod opening;
 mod references;
 mod tables;

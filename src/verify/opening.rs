@@ -113,7 +113,12 @@ pub(super) fn open(disks: &Disks, purpose: Purpose, issues: &mut Vec<Issue>) -> 
     Ok(Some(Opened { superblock, metadata, devices, replayed, bad_index_copies }))
 }
 
-fn open_device(superblock: &Superblock, entry: &DeviceEntry, disk: &dyn Disk, issues: &mut Vec<Issue>) -> Result<DeviceArea> {
+pub(super) fn open_device(
+    superblock: &Superblock,
+    entry: &DeviceEntry,
+    disk: &dyn Disk,
+    issues: &mut Vec<Issue>,
+) -> Result<DeviceArea> {
     let device = entry.id;
     let found = block_floor(disk.len()?);
     let is_short = found < entry.len;

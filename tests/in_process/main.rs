@@ -31,6 +31,7 @@ mod issues;
 mod model;
 mod nowait;
 mod panics;
+mod online_check;
 mod paths;
 mod repair_races;
 mod scale;
