@@ -13,6 +13,7 @@ mod directories;
 #[expect(dead_code, reason = "the workload here does only some of what can be judged")]
 #[path = "../common/durability.rs"]
 mod durability;
+mod engines;
 mod finish;
 mod fstab;
 mod full;

@@ -90,7 +90,8 @@ impl Rig {
 
     /// Makes the store.
     pub fn format_store(&self) {
-        sumfs(&["mkfs", text(&self.store()), "--size", STORE_BYTES]).expect_success();
+        let index = crate::mount::index_engine();
+        sumfs(&["mkfs", text(&self.store()), "--size", STORE_BYTES, "--index", &index]).expect_success();
     }
 
     fn attach_loop_device(&mut self) -> Outcome<String> {
