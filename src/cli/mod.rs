@@ -3,7 +3,7 @@
 //! [`invocation`] (the forms in which mount(8) and fstab call us), [`options`] (the `-o` list), [`mountinfo`] (what is
 //! mounted where) and [`logging`].
 //!
-//! Every failure is a line on stderr, `sumfs: what is wrong`, another with `try: what to do` ([`complaint`]), and an exit code:
+//! Every failure is a line on stderr, `sumfs: what is wrong`, another with `try: what to do` (`complaint.rs`), and an exit code:
 //!
 //! | command | codes |
 //! |---|---|

@@ -2,7 +2,7 @@
 //! a program that does nothing but write would go on for ever, into a file of nothing. When much of a file was refused in a row the
 //! kernel is told to forget the file's attributes. It asks for them anew before the program's next write, and a failed answer fails that
 //! write. Whoever reads at the end of the file just then may get the error instead: the two ask alike. So it is told once
-//! for each [`REFUSED_BYTES_MIN`], and only while data is being refused.
+//! for each `REFUSED_BYTES_MIN`, and only while data is being refused.
 //!
 //! The notice is sent by a thread of its own: the kernel may wait in it for requests that the sender would have answered.
 

@@ -393,8 +393,11 @@ impl Image {
     }
 }
 
+/// Records with whole values, and where the next begin.
+type Gathered = (Vec<(Key, Option<Vec<u8>>)>, Option<Key>);
+
 /// As many records from `cursor` on as fit a frame, and where the next frame begins; no records and None at the end.
-fn gather(snapshot: &dyn Snapshot, cursor: &[u8]) -> Result<(Vec<(Key, Option<Vec<u8>>)>, Option<Key>)> {
+fn gather(snapshot: &dyn Snapshot, cursor: &[u8]) -> Result<Gathered> {
     let mut records = Vec::new();
     let mut bytes = 0;
     let own = schema::image();

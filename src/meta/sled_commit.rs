@@ -37,7 +37,12 @@ impl Committer {
                 }
             }
             // A panic in here would end the process of whoever drops the index.
-            if guarded(&tree.path.clone(), "closing", || Ok(drop(tree))).is_err() {
+            let path = tree.path.clone();
+            let close = || {
+                drop(tree);
+                Ok(())
+            };
+            if guarded(&path, "closing", close).is_err() {
                 tracing::warn!("sled gave up while closing an index");
             }
         };

@@ -92,7 +92,7 @@ fn what_is_wrong_is_found() {
     {
         use sumfs::meta::index::{Change, Index};
         let index = sumfs::meta::redb_index::RedbIndex::open(store.disks.index.clone(), 4 << 20, false).unwrap();
-        let mut damage = [(key.as_slice(), Some(&b"damaged"[..]))].into_iter().map(|change| -> Change<'_> { change });
+        let mut damage = std::iter::once::<Change<'_>>((key.as_slice(), Some(&b"damaged"[..])));
         index.apply(&mut damage, true).unwrap();
     }
     let fs = store.open();

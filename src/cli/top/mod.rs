@@ -74,7 +74,9 @@ fn watch(terminal: &mut DefaultTerminal, mount: &Mounted, first: Sample, interva
             match event::read()? {
                 Event::Key(key) if ends(key.code, key.modifiers) => return Ok(None),
                 // A new size: drawn with what is known.
-                Event::Resize(..) => drop(terminal.draw(|frame| draw(frame, &Between { before: &before, now: &now }))?),
+                Event::Resize(..) => {
+                    terminal.draw(|frame| draw(frame, &Between { before: &before, now: &now }))?;
+                }
                 _ => {}
             }
         }
