@@ -11,6 +11,7 @@
 
 use crate::error::{Error, Result};
 use parking_lot::{Mutex, RwLock};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::fs::{DirBuilder, File};
@@ -261,6 +262,7 @@ fn serve(shared: &Shared, stream: UnixStream) {
     let reply = match receive(&stream) {
         Ok(Command::Wait) => {
             let mut waiting = shared.waiting.lock();
+            waiting.retain(|stream| !has_left(stream));
             send(&stream, &json!({ "ok": null }));
             waiting.push(stream);
             return;
@@ -275,6 +277,12 @@ fn serve(shared: &Shared, stream: UnixStream) {
         Ok(value) => send(&stream, &json!({ "ok": value })),
         Err(message) => send(&stream, &json!({ "error": message })),
     }
+}
+
+/// Who could not unmount what is busy waits for nothing any more, and takes no descriptor of ours with him.
+fn has_left(stream: &UnixStream) -> bool {
+    let mut peer = [PollFd::new(stream, PollFlags::empty())];
+    poll(&mut peer, Some(&Timespec::default())).is_ok() && peer.iter().any(|peer| peer.revents().contains(PollFlags::HUP))
 }
 
 /// Checks who asks, then reads the one line.
@@ -404,6 +412,22 @@ mod tests {
             assert!(replies.next().unwrap().unwrap().contains(expected));
             assert!(replies.next().is_none());
         }
+    }
+
+    #[test]
+    fn who_waits_no_longer_is_forgotten() {
+        let directory = tempfile::tempdir().unwrap();
+        let server = start(directory.path(), "e");
+        let wait = || {
+            let mut stream = UnixStream::connect(directory.path().join("e")).unwrap();
+            stream.write_all(b"{\"command\":\"wait\"}\n").unwrap();
+            BufReader::new(&stream).read_line(&mut String::new()).unwrap();
+            stream
+        };
+        (0..5).for_each(|_| drop(wait()));
+        let waits = wait();
+        assert_eq!(server.shared.waiting.lock().len(), 1);
+        drop(waits);
     }
 
     #[test]

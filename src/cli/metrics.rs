@@ -46,6 +46,7 @@ impl Target {
 pub struct Exporter {
     shared: Arc<Shared>,
     address: Option<SocketAddr>,
+    listening: Option<Arc<TcpListener>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -61,12 +62,14 @@ impl Exporter {
     pub fn start(target: &Target, text: impl Fn() -> String + Send + 'static) -> Result<Exporter> {
         let shared = Arc::new(Shared::default());
         let in_thread = Arc::clone(&shared);
-        let mut address = None;
+        let (mut address, mut listening) = (None, None);
         let body: Box<dyn FnOnce() + Send> = match target {
             Target::Address(wanted) => {
                 let failed = |source| Error::io(format!("listening for metrics at {wanted}"), source);
                 let listener = TcpListener::bind(wanted).map_err(failed)?;
                 address = Some(listener.local_addr().map_err(failed)?);
+                let listener = Arc::new(listener);
+                listening = Some(Arc::clone(&listener));
                 Box::new(move || answer(&in_thread, &listener, &text))
             }
             Target::File(path) => {
@@ -77,7 +80,7 @@ impl Exporter {
         };
         let thread = std::thread::Builder::new().name("sumfs-metrics".to_owned()).spawn(body);
         let thread = thread.map_err(|source| Error::io("starting the metrics thread", source))?;
-        Ok(Exporter { shared, address, thread: Some(thread) })
+        Ok(Exporter { shared, address, listening, thread: Some(thread) })
     }
 
     /// Where it listens, if it does.
@@ -91,9 +94,9 @@ impl Drop for Exporter {
         self.shared.stopping.store(true, Ordering::SeqCst);
         drop(self.shared.lock.lock());
         self.shared.woken.notify_all();
-        if let Some(address) = self.address {
-            // Wakes accept(2).
-            TcpStream::connect_timeout(&address, CLIENT_TIMEOUT).ok();
+        if let Some(listener) = &self.listening {
+            // Wakes accept(2). A connection would, too, but there may be no file descriptor left for it.
+            rustix::net::shutdown(listener, rustix::net::Shutdown::Both).ok();
         }
         if let Some(thread) = self.thread.take() {
             thread.join().ok();

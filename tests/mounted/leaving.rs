@@ -4,7 +4,7 @@
 use crate::content::pattern;
 use crate::mount::{Mount, run, sumfs};
 use crate::writers::{PATIENCE, seed, work_until, writers_in};
-use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit, test_kill_process};
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -177,4 +177,23 @@ fn two_signals_under_load_detach_and_serve_to_the_end_writeback() {
 #[test]
 fn two_signals_under_load_detach_and_serve_to_the_end_none() {
     detached_under_load("cache=none", by_two_signals);
+}
+
+/// Nor does a thread that waits for who asks for metrics.
+#[test]
+fn the_end_needs_no_file_descriptor() {
+    let mut mount = Mount::new("metrics=127.0.0.1:0");
+    let content = pattern(1 << 20, 1);
+    fs::write(mount.path().join("file"), &content).unwrap();
+    let daemon = pid_of(&mount);
+    let entries = fs::read_dir(format!("/proc/{}/fd", daemon.as_raw_nonzero())).unwrap();
+    let open: Vec<u64> = entries.map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().unwrap()).collect();
+    let none = (0..).find(|number| !open.contains(number));
+    prlimit(Some(daemon), Resource::Nofile, Rlimit { current: none, maximum: getrlimit(Resource::Nofile).maximum }).unwrap();
+    run("umount", &[text(&mount.path())]).expect_success();
+    wait_for_end(daemon);
+    let found = mount.check();
+    assert_eq!(found.code, 0, "{found:?}");
+    mount.mount();
+    assert!(fs::read(mount.path().join("file")).unwrap() == content);
 }
