@@ -441,7 +441,7 @@ mod tests {
         assert!(Superblock::read(&disk).unwrap_err().to_string().contains("version 9"));
         let superblock = Superblock { ro_compat: 8, ..sample() };
         assert_eq!(superblock.unknown_ro_compat(), vec!["bit 3"]);
-        assert_eq!(feature_names(FeatureKind::Incompat, 7), vec!["unstable", "dup", "bit 2"]);
+        assert_eq!(feature_names(FeatureKind::Incompat, 0b10_0111), vec!["unstable", "dup", "sled", "bit 5"]);
     }
 
     #[test]
