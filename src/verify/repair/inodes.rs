@@ -100,7 +100,7 @@ fn repair_inode(
     };
     let is_new = stored.is_none();
     let record = stored.clone().or_else(|| made_anew(inode, &items, claim));
-    let Some(mut record) = record.filter(|record| is_usable(record.kind(), inode, &items)) else {
+    let Some(mut record) = record.filter(|record| inode == InodeNumber::ROOT || is_usable(record.kind(), inode, &items)) else {
         draft.say_of(inode, |file| format!("dropped {file}: what it was is lost"));
         drop_all(draft, inode, &items);
         return Ok(());
