@@ -139,6 +139,12 @@ pub enum Error {
     /// A structure on disk is damaged (EIO).
     #[error("damaged: {0}")]
     Corrupt(String),
+    /// A device is missing, or failed too often, and nothing is asked of it (EIO).
+    #[error("device {device} is missing or was set aside; replace it with: sumfs device replace")]
+    SetAside {
+        /// Device id.
+        device: u32,
+    },
     /// A device failed (EIO).
     #[error("{doing}: {source}")]
     Io {

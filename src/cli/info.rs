@@ -9,7 +9,7 @@ use crate::control::Command;
 use crate::disk::superblock::{FeatureKind, feature_names};
 use crate::error::Result;
 use crate::fs::{Filesystem, Options};
-use crate::store::{Engine, StoreDirectory};
+use crate::store::{DataProfile, Engine, StoreDirectory};
 use crate::units::BLOCK_SIZE;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -104,7 +104,7 @@ pub fn describe_store(store: &StoreDirectory) -> Value {
         },
         "index": Engine::of(superblock).name(),
         "group_bytes": u64::from(superblock.blocks_per_group) * BLOCK_SIZE,
-        "data_profile": if superblock.has_two_copies() { "dup" } else { "single" },
+        "data_profile": DataProfile::of(superblock).name(),
         "devices": devices.collect::<Vec<_>>(),
         "journal": { "path": superblock.journal_path, "bytes": superblock.journal_bytes },
     })

@@ -27,9 +27,13 @@ pub struct Arguments {
     /// A name for the store, shown by `sumfs info`.
     #[arg(long)]
     label: Option<String>,
-    /// How often data is kept: once, or twice (on two devices if there are, else far apart on the one); twice takes twice the space.
+    /// How data is kept: `single`, once; `dup`, twice (on two devices if there are, else far apart on the one); `raid0`, once, in units
+    /// on all devices in turn; `raid1`, twice, always on two devices; `raid5`, as raid0 with parity: any one device may be lost.
     #[arg(long, value_name = "PROFILE", default_value = "single")]
     data: Profile,
+    /// raid0 and raid5: what each device gets before the next one's turn, a power of two from 4K to 1M.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size_argument)]
+    stripe_unit: Option<u64>,
     /// Overwrite what is there, also a store.
     #[arg(long)]
     force: bool,
@@ -43,6 +47,21 @@ pub struct Arguments {
 enum Profile {
     Single,
     Dup,
+    Raid0,
+    Raid1,
+    Raid5,
+}
+
+impl From<Profile> for DataProfile {
+    fn from(profile: Profile) -> DataProfile {
+        match profile {
+            Profile::Single => DataProfile::Single,
+            Profile::Dup => DataProfile::Dup,
+            Profile::Raid0 => DataProfile::Raid0,
+            Profile::Raid1 => DataProfile::Raid1,
+            Profile::Raid5 => DataProfile::Raid5,
+        }
+    }
 }
 
 fn parse_size_argument(text: &str) -> Result<u64, String> {
@@ -61,7 +80,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
         journal: arguments.journal.clone(),
         engine: arguments.index,
         label: arguments.label.clone(),
-        data: if arguments.data == Profile::Dup { DataProfile::Dup } else { DataProfile::Single },
+        data: arguments.data.into(),
+        stripe_unit: arguments.stripe_unit,
         force: arguments.force,
     };
     let superblock = StoreDirectory::create(&arguments.store, options).or_code(1)?;
@@ -73,12 +93,17 @@ pub fn run(arguments: &Arguments) -> Outcome {
             "uuid": uuid::Uuid::from_bytes(superblock.uuid).to_string(),
             "label": superblock.label,
             "size_bytes": bytes,
-            "data_profile": if superblock.has_two_copies() { "dup" } else { "single" },
+            "data_profile": DataProfile::of(&superblock).name(),
         });
         println!("{made:#}");
         return Ok(0);
     }
-    let copies = if superblock.has_two_copies() { " for two copies of everything" } else { "" };
+    let copies = match DataProfile::of(&superblock) {
+        DataProfile::Single => "",
+        DataProfile::Dup | DataProfile::Raid1 => " for two copies of everything",
+        DataProfile::Raid0 => " on all devices in turn",
+        DataProfile::Raid5 => " for data and parity",
+    };
     println!("made the store {store}: {}{copies}, uuid {}", show_bytes(bytes), uuid::Uuid::from_bytes(superblock.uuid));
     println!("mount it with: sumfs mount {store} MNT");
     Ok(0)

@@ -105,7 +105,7 @@ fn parse_limit(text: &str) -> std::result::Result<u64, String> {
 enum Target {
     Mounted(Mounted),
     /// Opened here; closed by [`Target::close`].
-    Opened(std::sync::Arc<Filesystem>, StoreDirectory),
+    Opened(std::sync::Arc<Filesystem>, Box<StoreDirectory>),
 }
 
 impl Target {
@@ -116,7 +116,7 @@ impl Target {
         let store = StoreDirectory::open(path, read_only, Some(LOCK_TIMEOUT)).or_code(CODE_FAILED)?;
         let options = Options { read_only, background: false, ..Options::default() };
         let filesystem = Filesystem::open(store.disks().clone(), options).or_code(CODE_FAILED)?;
-        Ok(Target::Opened(filesystem, store))
+        Ok(Target::Opened(filesystem, store.into()))
     }
 
     fn ask(&self, command: Command) -> std::result::Result<Value, Failure> {

@@ -6,6 +6,7 @@ pub mod buffer;
 pub mod file;
 pub mod label;
 pub mod memory;
+pub mod missing;
 pub mod over;
 pub mod superblock;
 
@@ -60,6 +61,10 @@ pub trait Disk: Send + Sync + Debug {
     }
     /// Does writing here bypass the host's page cache?
     fn bypasses_host_cache(&self) -> bool {
+        false
+    }
+    /// Stands for a device that was not found.
+    fn is_missing(&self) -> bool {
         false
     }
     /// True when there is nothing.

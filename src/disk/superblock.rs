@@ -10,6 +10,7 @@
 //! 64 journal bytes u64   72 clean u8 (1: the next field counts)    73 clean sequence u64
 //! 81 label, journal path: u16 length and bytes each (length 65535: no journal path)
 //!    number of devices u16, each: id u32, bytes u64, path (u16 length and bytes)
+//!    with the feature `profile`: profile of new groups u8, blocks of a unit u32, most columns u32
 //! 4092 crc32c
 //! ```
 //! A store whose incompat bits or version this program does not know is refused before anything else is looked at.
@@ -37,6 +38,9 @@ pub const RO_COMPAT_PROTECTED: u64 = 1 << 0;
 /// Incompat bit: sled keeps the index, not redb.
 pub const INCOMPAT_SLED: u64 = 1 << 2;
 
+/// Incompat bit: the profile of new groups is named at the end of the superblock.
+pub const INCOMPAT_PROFILE: u64 = 1 << 3;
+
 /// Blocks of the smallest and the largest group (1 and 256 MiB).
 pub const GROUP_BLOCKS_MIN: u32 = 256;
 /// See above.
@@ -62,6 +66,7 @@ pub const FEATURES: &[(FeatureKind, u64, &str)] = &[
     (FeatureKind::Incompat, INCOMPAT_DUP, "dup"),
     (FeatureKind::ReadOnlyCompat, RO_COMPAT_PROTECTED, "protected"),
     (FeatureKind::Incompat, INCOMPAT_SLED, "sled"),
+    (FeatureKind::Incompat, INCOMPAT_PROFILE, "profile"),
 ];
 
 /// The names of the features in `bits`; bits that nobody knows are called `bit N`.
@@ -91,6 +96,17 @@ pub struct DeviceEntry {
     pub path: String,
 }
 
+/// The profile of new groups on several devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StripeProfile {
+    /// `PROFILE_*` of `meta::records`.
+    pub profile: u8,
+    /// Blocks that follow each other on one column; 0 where nothing is striped.
+    pub unit_blocks: u32,
+    /// The most columns of a group.
+    pub columns: u32,
+}
+
 /// The superblock's contents.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Superblock {
@@ -116,6 +132,8 @@ pub struct Superblock {
     pub devices: Vec<DeviceEntry>,
     /// Where the journal is, if not in the store's directory.
     pub journal_path: Option<String>,
+    /// What new groups get, where that is neither one copy nor two anywhere.
+    pub profile: Option<StripeProfile>,
     /// Sequence of the last transaction before a clean unmount; None while mounted for writing, or after a crash.
     pub clean_sequence: Option<u64>,
 }
@@ -213,7 +231,7 @@ impl Superblock {
         feature_names(FeatureKind::ReadOnlyCompat, unknown_bits(FeatureKind::ReadOnlyCompat, self.ro_compat))
     }
 
-    /// Are new groups to have two copies?
+    /// Are new groups to have two copies, wherever?
     pub fn has_two_copies(&self) -> bool {
         self.incompat & INCOMPAT_DUP != 0
     }
@@ -241,6 +259,11 @@ impl Superblock {
             bytes.extend_from_slice(&device.id.to_le_bytes());
             bytes.extend_from_slice(&device.len.to_le_bytes());
             put_text(&mut bytes, &device.path)?;
+        }
+        if let Some(profile) = self.profile.filter(|_| self.incompat & INCOMPAT_PROFILE != 0) {
+            bytes.push(profile.profile);
+            bytes.extend_from_slice(&profile.unit_blocks.to_le_bytes());
+            bytes.extend_from_slice(&profile.columns.to_le_bytes());
         }
         if bytes.len() > SUM_AT {
             return Err(Error::usage(format!(
@@ -317,6 +340,10 @@ impl SealedCopy {
         for _ in 0..fields.u16()? {
             superblock.devices.push(DeviceEntry { id: fields.u32()?, len: fields.u64()?, path: fields.text()? });
         }
+        if superblock.incompat & INCOMPAT_PROFILE != 0 {
+            let [profile] = fields.array()?;
+            superblock.profile = Some(StripeProfile { profile, unit_blocks: fields.u32()?, columns: fields.u32()? });
+        }
         let fits = superblock.blocks_per_group.is_power_of_two()
             && (GROUP_BLOCKS_MIN..=GROUP_BLOCKS_MAX).contains(&superblock.blocks_per_group)
             && superblock.devices.iter().all(|device| device.len <= NUMBER_MAX);
@@ -340,6 +367,7 @@ mod tests {
             ro_compat: 0,
             incompat: INCOMPAT_UNSTABLE,
             generation: 0,
+            profile: None,
             blocks_per_group: 256,
             journal_bytes: 1 << 20,
             devices: vec![
@@ -353,6 +381,15 @@ mod tests {
 
     fn disk() -> MemoryDisk {
         MemoryDisk::new("superblock", SUPERBLOCK_BYTES)
+    }
+
+    #[test]
+    fn the_profile_of_new_groups_comes_back_and_goes_with_its_feature() {
+        let profile = Some(StripeProfile { profile: 5, unit_blocks: 128, columns: 4 });
+        let disk = MemoryDisk::new("superblock", SUPERBLOCK_BYTES);
+        let mut superblock = Superblock { profile, incompat: INCOMPAT_UNSTABLE | INCOMPAT_PROFILE, ..sample() };
+        superblock.write(&disk).unwrap();
+        assert_eq!(Superblock::read(&disk).unwrap().superblock.profile, profile);
     }
 
     #[test]

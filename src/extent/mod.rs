@@ -12,6 +12,7 @@ mod rescue;
 mod share;
 pub mod store;
 pub mod stored_map;
+mod stripe;
 mod windows;
 
 pub use load::{Piece, ReadOrder};
@@ -66,7 +67,7 @@ impl Extents {
         let mut batch = Batch::new();
         batch.put(schema::group(group.number), group.record.encode());
         self.meta.append(batch)?;
-        self.space.add_group(&group);
+        self.space.add_group(&group)?;
         Ok(true)
     }
 

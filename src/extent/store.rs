@@ -11,7 +11,7 @@ use crate::units::{BLOCK, BLOCK_SIZE, BlockAddress, block_ceil, blocks_for};
 use std::sync::atomic::Ordering;
 
 /// Attempts to write a run before the error stands.
-const ATTEMPTS_MAX: u32 = 4;
+pub(super) const ATTEMPTS_MAX: u32 = 4;
 /// So many runs in one pass are scattered: small ones among them are packed, to leave in one write.
 const SCATTERED_RUNS_MIN: usize = 8;
 /// Runs of fewer blocks are small.
@@ -34,20 +34,20 @@ pub struct DirtyRun<'a> {
 
 /// A part of a run that has its place.
 #[derive(Clone)]
-struct Placed<'a> {
-    run: usize,
+pub(super) struct Placed<'a> {
+    pub(super) run: usize,
     /// First block, counted in the run.
-    first: usize,
-    count: u32,
-    address: BlockAddress,
-    slices: Vec<&'a [u8]>,
+    pub(super) first: usize,
+    pub(super) count: u32,
+    pub(super) address: BlockAddress,
+    pub(super) slices: Vec<&'a [u8]>,
 }
 
 /// How it goes with a run.
-struct Outcome {
+pub(super) struct Outcome {
     /// Blocks whose reservation was turned into a place.
-    taken_blocks: u64,
-    result: Result<()>,
+    pub(super) taken_blocks: u64,
+    pub(super) result: Result<()>,
 }
 
 impl Extents {
@@ -61,21 +61,12 @@ impl Extents {
             return runs.iter().map(|_| Err(error.clone())).collect();
         }
         let sums: Vec<Vec<u32>> = runs.iter().map(|run| self.checksummer.sums(&run.slices, &self.stats)).collect();
-        let are_scattered = runs.len() >= SCATTERED_RUNS_MIN;
-        let mut placed = Vec::with_capacity(runs.len());
+        let mut written = Vec::with_capacity(runs.len());
         let mut outcomes: Vec<Outcome> = (0..runs.len()).map(|_| Outcome { taken_blocks: 0, result: Ok(()) }).collect();
-        for (number, (run, outcome)) in runs.iter().zip(&mut outcomes).enumerate() {
-            let before = placed.len();
-            outcome.result = self.place_run(number, run, are_scattered, &mut placed);
-            let parts = placed.get(before..).unwrap_or_default();
-            outcome.taken_blocks = parts.iter().map(|part: &Placed<'_>| u64::from(part.count)).sum();
-        }
-        placed.sort_unstable_by_key(|part| part.address);
-        let mut written = Vec::with_capacity(placed.len());
-        let are_neighbours =
-            |one: &Placed<'_>, next: &Placed<'_>| self.space.are_neighbours(one.address, u64::from(one.count), next.address);
-        for neighbours in placed.chunk_by(are_neighbours) {
-            self.write_neighbours(neighbours, &mut written, &mut outcomes);
+        if self.space.has_parity() {
+            self.store_in_rows(runs, &mut written, &mut outcomes);
+        } else {
+            self.store_in_runs(runs, &mut written, &mut outcomes);
         }
         written.sort_unstable_by_key(|part| (part.run, part.first));
         for part in &written {
@@ -89,6 +80,24 @@ impl Extents {
             self.space.reserve_again(outcome.taken_blocks);
         }
         outcomes.into_iter().map(|outcome| outcome.result).collect()
+    }
+
+    /// Places and writes the runs where there is no parity.
+    fn store_in_runs<'a>(&self, runs: &[DirtyRun<'a>], written: &mut Vec<Placed<'a>>, outcomes: &mut [Outcome]) {
+        let are_scattered = runs.len() >= SCATTERED_RUNS_MIN;
+        let mut placed = Vec::with_capacity(runs.len());
+        for (number, (run, outcome)) in runs.iter().zip(&mut *outcomes).enumerate() {
+            let before = placed.len();
+            outcome.result = self.place_run(number, run, are_scattered, &mut placed);
+            let parts = placed.get(before..).unwrap_or_default();
+            outcome.taken_blocks = parts.iter().map(|part: &Placed<'_>| u64::from(part.count)).sum();
+        }
+        placed.sort_unstable_by_key(|part| part.address);
+        let are_neighbours =
+            |one: &Placed<'_>, next: &Placed<'_>| self.space.are_neighbours(one.address, u64::from(one.count), next.address);
+        for neighbours in placed.chunk_by(are_neighbours) {
+            self.write_neighbours(neighbours, written, outcomes);
+        }
     }
 
     fn place_run<'a>(&self, number: usize, run: &DirtyRun<'a>, are_scattered: bool, placed: &mut Vec<Placed<'a>>) -> Result<()> {
@@ -192,14 +201,14 @@ impl Extents {
     }
 
     /// Space for blocks whose place turned out bad: nobody planned for it, so a group may have to be opened.
-    fn reserve_elsewhere(&self, count: u32) -> bool {
+    pub(super) fn reserve_elsewhere(&self, count: u32) -> bool {
         let blocks = u64::from(count);
         self.space.reserve(blocks) || (matches!(self.open_group(), Ok(true)) && self.space.reserve(blocks))
     }
 }
 
 /// The bytes `start..end` of the slices taken as one.
-fn carve<'a>(slices: &[&'a [u8]], start: usize, end: usize) -> Vec<&'a [u8]> {
+pub(super) fn carve<'a>(slices: &[&'a [u8]], start: usize, end: usize) -> Vec<&'a [u8]> {
     let mut carved = Vec::new();
     let mut at = 0;
     for slice in slices {

@@ -12,6 +12,7 @@ use crate::extent::checksum::Checksummer;
 use crate::lock::{Rank, RankedMutex};
 use crate::meta::latch::Latch;
 use crate::meta::{Metadata, Parts};
+use crate::space::Plan;
 use crate::stats::Stats;
 use crate::store::{Disks, open_index};
 use std::path::Path;
@@ -48,7 +49,7 @@ impl Filesystem {
             journal: disks.journal.clone(),
             devices,
             blocks_per_group: superblock.blocks_per_group,
-            two_copies: superblock.has_two_copies(),
+            plan: Plan::of(&superblock),
             stats: stats.clone(),
             latch: latch.clone(),
         })

@@ -60,7 +60,7 @@ impl Filesystem {
             }
             // Cut off meanwhile.
             Ok(_) => return Err(Error::Stale),
-            Err(Error::Integrity { .. } | Error::Io { .. } | Error::Corrupt(_)) => {}
+            Err(Error::Integrity { .. } | Error::Io { .. } | Error::SetAside { .. } | Error::Corrupt(_)) => {}
             Err(error) => return Err(error),
         }
         let begin = block_floor(range.start);

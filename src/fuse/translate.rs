@@ -28,7 +28,7 @@ pub fn errno(error: &Error) -> i32 {
         Error::ReadOnly(_) => libc::EROFS,
         // Reported with all its circumstances where it was found.
         Error::Integrity { .. } => libc::EIO,
-        Error::Corrupt(_) | Error::Io { .. } => {
+        Error::Corrupt(_) | Error::Io { .. } | Error::SetAside { .. } => {
             tracing::error!("answered with an input/output error: {error}");
             libc::EIO
         }

@@ -21,6 +21,7 @@ pub mod schema;
 pub mod scrub_records;
 #[cfg(feature = "sled")]
 pub mod sled_index;
+pub mod space_records;
 pub mod transaction;
 
 mod apply;

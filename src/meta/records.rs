@@ -4,6 +4,9 @@
 //! key is found as well as a flipped bit. Unknown kinds and wrong lengths are `Error::Corrupt`, never a guess.
 
 use super::fields::Reader;
+pub use super::space_records::{
+    COLUMNS_MAX, DeviceRecord, GroupRecord, PROFILE_DUP, PROFILE_RAID0, PROFILE_RAID1, PROFILE_RAID5, PROFILE_SINGLE,
+};
 use crate::error::{Error, Result};
 pub use crate::units::FileKind;
 use crate::units::{BLOCK_NUMBER_MAX, BLOCK_SIZE, BlockAddress, EXTENT_BLOCKS_MAX, FILE_SIZE_MAX, InodeNumber, Timestamp};
@@ -457,47 +460,6 @@ impl OrphanRecord {
     }
 }
 
-/// Profile of a group: one copy.
-pub const PROFILE_SINGLE: u8 = 1;
-/// Profile of a group: two copies.
-pub const PROFILE_DUP: u8 = 2;
-
-/// An open group: a range of logical blocks with its places on devices.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GroupRecord {
-    /// `PROFILE_*`.
-    pub profile: u8,
-    /// Where each copy lies: device id and byte offset.
-    pub copies: Vec<(u32, u64)>,
-}
-
-impl GroupRecord {
-    /// Layout: profile, count, then device and offset of each copy.
-    pub fn encode(&self) -> Vec<u8> {
-        let mut out = vec![self.profile, self.copies.len() as u8];
-        for (device, offset) in &self.copies {
-            out.extend_from_slice(&device.to_le_bytes());
-            out.extend_from_slice(&offset.to_le_bytes());
-        }
-        out
-    }
-
-    /// The group in `record`.
-    pub fn decode(record: &[u8]) -> Result<GroupRecord> {
-        let mut r = Reader::new("group", record);
-        let (profile, count) = (r.u8()?, r.u8()?);
-        if !matches!((profile, count), (PROFILE_SINGLE, 1) | (PROFILE_DUP, 2)) {
-            return Err(r.damaged());
-        }
-        let mut copies = Vec::new();
-        for _ in 0..count {
-            copies.push((r.u32()?, r.number()?));
-        }
-        r.end()?;
-        Ok(GroupRecord { profile, copies })
-    }
-}
-
 /// Store-wide counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CountersRecord {
@@ -552,38 +514,5 @@ impl CheckpointRecord {
         let checkpoint = CheckpointRecord { sequence: r.number()?, journal_offset: r.number()?, record_checksum: r.u32()? };
         r.end()?;
         Ok(checkpoint)
-    }
-}
-
-/// A data device of the store. Its id is its place in the store's list of devices.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceRecord {
-    /// Number in the store, as in the device's label.
-    pub id: u32,
-    /// UUID in the device's label.
-    pub uuid: [u8; 16],
-    /// Bytes that the store uses, labels included; whole blocks.
-    pub length: u64,
-    /// Where it is: relative to the store's directory, or absolute.
-    pub path: String,
-}
-
-impl DeviceRecord {
-    /// Layout: id, UUID, length, path.
-    pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(28 + self.path.len() + SEAL_BYTES);
-        out.extend_from_slice(&self.id.to_le_bytes());
-        out.extend_from_slice(&self.uuid);
-        out.extend_from_slice(&self.length.to_le_bytes());
-        out.extend_from_slice(self.path.as_bytes());
-        out
-    }
-
-    /// The device in `record`.
-    pub fn decode(record: &[u8]) -> Result<DeviceRecord> {
-        let mut r = Reader::new("device", record);
-        let (id, uuid, length) = (r.u32()?, r.array()?, r.number()?);
-        let path = std::str::from_utf8(r.rest()).map_err(|_| r.damaged())?.to_owned();
-        Ok(DeviceRecord { id, uuid, length, path })
     }
 }

@@ -4,14 +4,14 @@ use super::index::Index;
 use super::journal::{self, Found, Journal};
 use super::latch::Latch;
 use super::layers::{Layers, Overlay, overlay_bytes};
-use super::records::{self, CheckpointRecord, CountersRecord, GroupRecord, PROFILE_DUP, PROFILE_SINGLE};
+use super::records::{self, CheckpointRecord, CountersRecord, GroupRecord};
 use super::schema::{self, Parsed};
 use super::tail::Tail;
 use super::transaction::{CommitState, Metadata};
 use crate::disk::Disk;
 use crate::error::{Error, Result};
-use crate::space::Space;
 use crate::space::bitmap::Bitmap;
+use crate::space::{Plan, Space};
 use crate::stats::Stats;
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex};
 use crate::units::InodeNumber;
@@ -34,8 +34,8 @@ pub struct Parts {
     pub devices: Vec<DeviceArea>,
     /// Blocks per group.
     pub blocks_per_group: u32,
-    /// Do new groups have two copies?
-    pub two_copies: bool,
+    /// What new groups get.
+    pub plan: Plan,
     /// Counters.
     pub stats: Arc<Stats>,
     /// The latch; set here when the journal is damaged.
@@ -85,8 +85,7 @@ impl Metadata {
         };
         let groups = load_groups(&layers, parts.blocks_per_group, damaged)?;
         let (areas, devices): (Vec<_>, Vec<_>) = parts.devices.into_iter().map(|(id, disk, area)| (area, (id, disk))).unzip();
-        let profile = if parts.two_copies { PROFILE_DUP } else { PROFILE_SINGLE };
-        let space = Space::new(devices, &areas, parts.blocks_per_group, profile, groups, counters.unwritten_blocks)?;
+        let space = Space::new(devices, &areas, parts.blocks_per_group, parts.plan, groups, counters.unwritten_blocks)?;
         let head = journal.head();
         layers.with(|state| -> Result<()> {
             for (allocated, freed) in &state.committed.blocks {

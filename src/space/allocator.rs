@@ -44,11 +44,9 @@ impl Space {
             Placement::Packed => state.find_packed(most),
         };
         let (group_number, block, count) = found.ok_or_else(|| Error::corrupt("a reservation without free space behind it"))?;
-        let group = &mut state.groups[group_number];
-        let changed = group.used.set(block, count, true);
+        let changed = state.groups[group_number].set_used(block, count, true);
         debug_assert_eq!(changed, count);
-        group.free -= count;
-        state.free -= u64::from(count);
+        state.free -= u64::from(changed);
         debug_assert!(state.reserved >= u64::from(count));
         state.reserved = state.reserved.saturating_sub(u64::from(count));
         Ok((BlockAddress(group_number as u64 * self.blocks_per_group + u64::from(block)), count))
@@ -59,7 +57,7 @@ impl State {
     fn run_at(&self, block: u64, most: u32, blocks_per_group: u64) -> Option<(usize, u32, u32)> {
         let number = (block / blocks_per_group) as usize;
         let first = (block % blocks_per_group) as u32;
-        let count = self.groups.get(number)?.used.free_run(first, most);
+        let count = self.groups.get(number).filter(|group| group.takes_new)?.used.free_run(first, most);
         (count > 0).then_some((number, first, count))
     }
 
@@ -85,7 +83,7 @@ impl State {
         for step in 0..=groups {
             let number = (start_group + step) % groups.max(1);
             let Some(group) = self.groups.get(number) else { break };
-            if group.free == 0 {
+            if group.free == 0 || !group.takes_new {
                 continue;
             }
             let from = if step == 0 { start_block } else { 0 };

@@ -30,6 +30,18 @@ impl Bitmap {
         self.words.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
+    /// The same bits, more of them (clear) or fewer.
+    pub fn resized(&self, len: u32) -> Bitmap {
+        let mut resized = Bitmap { words: self.words.clone(), len };
+        resized.words.resize(len.div_ceil(64) as usize, 0);
+        if let Some(last) = resized.words.last_mut()
+            && !len.is_multiple_of(64)
+        {
+            *last &= (1 << (len % 64)) - 1;
+        }
+        resized
+    }
+
     /// Blocks in the bitmap.
     pub fn len(&self) -> u32 {
         self.len
@@ -101,6 +113,20 @@ impl Bitmap {
         None
     }
 
+    /// The first used block at or behind `from`.
+    pub fn next_used(&self, from: u32) -> Option<u32> {
+        let mut at = from;
+        while at < self.len {
+            let used = self.words[at as usize / 64] >> (at % 64);
+            if used != 0 {
+                at += used.trailing_zeros();
+                return (at < self.len).then_some(at);
+            }
+            at += 64 - at % 64;
+        }
+        None
+    }
+
     /// The first free run at or behind `from` of at least `want` blocks, or else the longest: (first, count up to `want`).
     pub fn find_run(&self, from: u32, want: u32) -> Option<(u32, u32)> {
         let mut best: Option<(u32, u32)> = None;
@@ -139,6 +165,11 @@ mod tests {
                 prop_assert_eq!(bitmap.count() as usize, model.iter().filter(|used| **used).count());
                 let next = (first..len).find(|block| !model[*block as usize]);
                 prop_assert_eq!(bitmap.next_free(first), next);
+                prop_assert_eq!(bitmap.next_used(first), (first..len).find(|block| model[*block as usize]));
+                for other in [len / 2, len + 100] {
+                    let resized = bitmap.resized(other);
+                    prop_assert!((0..other).all(|block| resized.get(block) == model.get(block as usize).is_some_and(|used| *used)));
+                }
                 if let Some(next) = next {
                     let run = (next..len).take_while(|block| !model[*block as usize]).count() as u32;
                     prop_assert_eq!(bitmap.free_run(next, 1000), run);

@@ -5,23 +5,19 @@
 //! scrub. A repair (`mend`) writes one copy; its caller keeps D10.
 
 use super::groups::{Device, Space};
+use super::layout::Layout;
 use super::transfer::Place;
 use crate::disk::buffer::AlignedBuffer;
 use crate::error::{Error, Result};
 use crate::lock::assert_may_wait;
-use crate::meta::records::{PROFILE_DUP, PROFILE_SINGLE};
 use crate::stats::Stats;
 use crate::units::{BLOCK, BLOCK_SIZE, BlockAddress};
 use serde_json::{Value, json};
-use std::collections::{HashSet, VecDeque};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The most copies that a group has.
 pub const COPIES_MAX: usize = 2;
-
-/// Where a group lies, or could: device and byte offset of each copy.
-pub(super) type Slot = Vec<(u32, u64)>;
 
 /// The places of all copies of a block, the first one first; never empty.
 #[derive(Clone, Copy, Debug)]
@@ -31,14 +27,27 @@ pub struct Places {
 }
 
 impl Places {
-    /// `offset` bytes into a group with these places.
-    pub(super) fn within(group: &[(u32, u64)], offset: u64) -> Result<Places> {
-        let mut places = Places { list: [Place { device: 0, offset: 0 }; COPIES_MAX], count: group.len() };
-        if group.is_empty() || group.len() > COPIES_MAX {
-            return Err(Error::corrupt(format!("a group with {} places", group.len())));
+    /// Those of a block of a group. With parity the second one is that of the parity: what the others compute is a copy too.
+    pub(super) fn of(layout: &Layout, block: u32) -> Result<Places> {
+        let mut places = Places { list: [Place { device: 0, offset: 0 }; COPIES_MAX], count: 0 };
+        let mut add = |place: Option<Place>| -> Result<()> {
+            let place = place.ok_or_else(|| Error::corrupt(format!("a group with {} places", layout.places.len())))?;
+            let next = places.list.get_mut(places.count);
+            *next.ok_or_else(|| Error::corrupt(format!("a group with {} places", layout.places.len())))? = place;
+            places.count += 1;
+            Ok(())
+        };
+        if layout.is_striped() {
+            add(layout.data_place(block))?;
+            if layout.has_parity() {
+                add(layout.parity_place(layout.row(block)))?;
+            }
+        } else {
+            let offset = u64::from(block) * BLOCK_SIZE;
+            layout.places.iter().try_for_each(|(device, begin)| add(Some(Place { device: *device, offset: begin + offset })))?;
         }
-        for (place, (device, begin)) in places.list.iter_mut().zip(group) {
-            *place = Place { device: *device, offset: begin + offset };
+        if places.count == 0 {
+            return Err(Error::corrupt("a group without places"));
         }
         Ok(places)
     }
@@ -64,82 +73,37 @@ pub struct Faults {
     pub repaired_blocks: AtomicU64,
 }
 
-/// A device of whose bytes some are for groups.
-pub(super) struct Area {
-    pub(super) device: u32,
-    pub(super) begin: u64,
-    pub(super) end: u64,
-}
-
-/// The places for further groups, the next one last. What `taken` names is not given again.
-pub(super) fn free_slots(profile: u8, areas: &[Area], group_bytes: u64, taken: &HashSet<(u32, u64)>) -> Vec<Slot> {
-    let mut free: Vec<VecDeque<(u32, u64)>> = areas
-        .iter()
-        .map(|area| {
-            let count = area.end.saturating_sub(area.begin) / group_bytes;
-            let all = (0..count).map(|number| (area.device, area.begin + number * group_bytes));
-            all.filter(|slot| !taken.contains(slot)).collect()
-        })
-        .collect();
-    let mut slots = match (profile, free.as_mut_slice()) {
-        (PROFILE_DUP, [only]) => {
-            let far = only.split_off(only.len() / 2);
-            only.iter().zip(far).map(|(near, far)| vec![*near, far]).collect()
-        }
-        (PROFILE_DUP, devices) => pairs(devices),
-        // Devices in turn, so that groups spread.
-        _ => {
-            let all = areas.iter().zip(free).enumerate();
-            let mut numbered: Vec<(u64, usize, (u32, u64))> = all
-                .flat_map(|(at, (area, free))| {
-                    let begin = area.begin;
-                    free.into_iter().map(move |slot| ((slot.1 - begin) / group_bytes, at, slot))
-                })
-                .collect();
-            numbered.sort_unstable();
-            numbered.into_iter().map(|(_, _, slot)| vec![slot]).collect::<Vec<Slot>>()
-        }
-    };
-    slots.reverse();
-    slots
-}
-
-/// Always the two devices with the most room: as little as possible is left without a partner.
-fn pairs(devices: &mut [VecDeque<(u32, u64)>]) -> Vec<Slot> {
-    let mut found = Vec::new();
-    loop {
-        devices.sort_by_key(|free| (std::cmp::Reverse(free.len()), free.front().copied()));
-        let [first, second, ..] = devices else { return found };
-        let (Some(one), Some(two)) = (first.front().copied(), second.front().copied()) else { return found };
-        first.pop_front();
-        second.pop_front();
-        found.push(vec![one, two]);
-    }
-}
-
-/// Copies that a group of this profile has.
-pub fn copies_of(profile: u8) -> u64 {
-    if profile == PROFILE_SINGLE { 1 } else { COPIES_MAX as u64 }
-}
-
 impl Space {
     /// Copies that a group has which is opened now.
     pub fn copies_of_new_groups(&self) -> u64 {
-        copies_of(self.profile)
+        self.plan.copies()
     }
 
     /// Where all copies of the block lie.
     pub fn places(&self, block: BlockAddress) -> Result<Places> {
-        let mut state = self.state.lock();
-        let (group, in_group) = state.group_mut(block.0, self.blocks_per_group)?;
-        Places::within(&group.copies, u64::from(in_group) * BLOCK_SIZE)
+        self.locate(block, BLOCK)
     }
 
     /// Reads one copy of the blocks from `block` on (one group) into `into`. Nothing is verified here.
     pub fn read_copy(&self, block: BlockAddress, copy: usize, into: &mut [u8]) -> Result<()> {
         assert_may_wait("reading a device");
-        let (device, offset) = self.locate_copy(block, copy, into.len())?;
-        device.disk.read_at(offset, into)
+        let (layout, in_group) = self.layout_at(block, into.len())?;
+        if !layout.is_striped() {
+            let (device, offset) = self.locate_copy(block, copy, into.len())?;
+            return device.disk.read_at(offset, into);
+        }
+        let mut rest = into;
+        for piece in layout.pieces(in_group, (rest.len() / BLOCK) as u32) {
+            let (now, later) = std::mem::take(&mut rest).split_at_mut(piece.count as usize * BLOCK);
+            rest = later;
+            if copy > 0 {
+                now.fill(0);
+                self.rebuild(&layout, piece.block, now)?;
+            } else if let Some(place) = layout.data_place(piece.block) {
+                self.device(place.device)?.disk.read_at(place.offset, now)?;
+            }
+        }
+        Ok(())
     }
 
     /// One copy of a block. Nothing is verified here.
@@ -150,11 +114,16 @@ impl Space {
     }
 
     /// Writes one copy of a block anew. The bytes match the checksum recorded for the block, whose mapping was looked up under a guard
-    /// that the caller still holds (D10).
+    /// that the caller still holds (D10). A copy that is computed from parity is mended by writing the parity: all `row_mates` are good then.
     pub fn mend(&self, block: BlockAddress, copy: usize, bytes: &[u8]) -> Result<()> {
         assert_may_wait("writing a device");
+        let (layout, in_group) = self.layout_at(block, bytes.len())?;
         let (device, offset) = self.locate_copy(block, copy, bytes.len())?;
-        let written = device.disk.write_at(offset, bytes);
+        let written = if copy > 0 && layout.has_parity() {
+            self.mend_parity(&layout, in_group, bytes)
+        } else {
+            device.disk.write_at(offset, bytes)
+        };
         device.is_dirty.store(true, Ordering::Release);
         let counter = if written.is_ok() { &device.faults.repaired_blocks } else { &device.faults.write_errors };
         counter.fetch_add(1, Ordering::Relaxed);
@@ -193,49 +162,5 @@ impl Space {
             })
         });
         devices.collect::<Vec<_>>().into()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const GROUP: u64 = 1 << 20;
-
-    fn slots(profile: u8, sizes: &[u64], taken: &[(u32, u64)]) -> Vec<Slot> {
-        let areas: Vec<Area> =
-            (0u32..).zip(sizes).map(|(device, size)| Area { device, begin: GROUP, end: GROUP + size * GROUP }).collect();
-        let mut slots = free_slots(profile, &areas, GROUP, &taken.iter().copied().collect());
-        slots.reverse();
-        slots
-    }
-
-    #[test]
-    fn one_copy_takes_the_devices_in_turn() {
-        let found = slots(PROFILE_SINGLE, &[2, 3], &[(0, GROUP)]);
-        let expected = [(1, GROUP), (0, 2 * GROUP), (1, 2 * GROUP), (1, 3 * GROUP)];
-        assert_eq!(found, expected.map(|slot| vec![slot]));
-    }
-
-    #[test]
-    fn two_copies_on_one_device_lie_half_of_it_apart_also_when_opened_later() {
-        let all = slots(PROFILE_DUP, &[7], &[]);
-        assert_eq!(all, (1..4).map(|at| vec![(0, at * GROUP), (0, (at + 3) * GROUP)]).collect::<Vec<_>>());
-        let [first, rest @ ..] = all.as_slice() else { panic!("no slots") };
-        let later = slots(PROFILE_DUP, &[7], first);
-        assert!(later.iter().all(|slot| slot[1].1 - slot[0].1 >= 2 * GROUP), "{later:?}");
-        assert_eq!(later.len(), rest.len());
-    }
-
-    #[test]
-    fn two_copies_lie_on_different_devices_and_little_is_left_over() {
-        for (sizes, expected) in [(vec![4, 4], 4), (vec![5, 2], 2), (vec![3, 2, 2], 3), (vec![1, 1, 1, 1], 2), (vec![6, 3, 3], 6)]
-        {
-            let found = slots(PROFILE_DUP, &sizes, &[]);
-            assert_eq!(found.len(), expected, "{sizes:?}");
-            assert!(found.iter().all(|slot| slot[0].0 != slot[1].0), "{found:?}");
-            let places: HashSet<_> = found.iter().flatten().collect();
-            assert_eq!(places.len(), 2 * expected, "no place twice");
-        }
     }
 }

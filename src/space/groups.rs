@@ -2,16 +2,18 @@
 
 use super::allocator::Cursors;
 use super::bitmap::Bitmap;
-use super::copies::{Area, Faults, Slot, copies_of, free_slots};
+use super::copies::Faults;
+use super::layout::{Layout, Slot};
 use super::pace::Pace;
 use super::pinned::{EpochGuard, Pinned, Run};
+use super::slots::{Area, Plan};
+use super::stripes::{RowCursors, StripeCounts};
 use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::lock::{Rank, RankedMutex, assert_may_wait};
 use crate::meta::records::GroupRecord;
 use crate::sync::AtomicBool;
 use crate::units::{BLOCK_SIZE, BlockAddress};
-use std::collections::HashSet;
 use std::sync::Arc;
 
 /// The most groups of a store: 1 PiB in groups of the usual size. Each takes memory, open or not.
@@ -20,24 +22,32 @@ const GROUPS_MAX: u64 = 1 << 22;
 /// One open group.
 #[derive(Debug)]
 pub(super) struct Group {
-    /// Device and byte offset of each copy.
-    pub(super) copies: Slot,
+    pub(super) layout: Layout,
     pub(super) used: Bitmap,
+    /// With parity: the rows in which a block is used, or was when the row was written.
+    pub(super) rows: Option<Bitmap>,
+    /// Blocks that can be allocated. With parity: those of free rows.
     pub(super) free: u32,
     applied: Bitmap,
     is_applied_dirty: bool,
+    /// May blocks be allocated here? Not in groups of another profile than new ones get.
+    pub(super) takes_new: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct State {
     /// By group number; groups open in the order of their numbers.
     pub(super) groups: Vec<Group>,
+    /// Of the groups that take new blocks.
     pub(super) free: u64,
     pub(super) reserved: u64,
     promised: u64,
     pub(super) cursors: Cursors,
+    pub(super) rows: RowCursors,
     /// Places where groups can still be opened; the next one last.
     slots: Vec<Slot>,
+    /// Of the groups with parity the most data blocks in a row: so many may be lost to one block that is written alone.
+    pub(super) row_blocks: u64,
 }
 
 /// One device with whether it was written to since its last flush.
@@ -47,6 +57,8 @@ pub(super) struct Device {
     pub(super) disk: Arc<dyn Disk>,
     pub(super) is_dirty: AtomicBool,
     pub(super) faults: Faults,
+    /// Missing, or it failed too often: nothing is read from it or written to it.
+    pub(super) is_set_aside: AtomicBool,
 }
 
 /// Groups, free space, reservations and the way from a logical block to a device.
@@ -54,13 +66,15 @@ pub(super) struct Device {
 pub struct Space {
     pub(super) devices: Vec<Device>,
     pub(super) blocks_per_group: u64,
-    /// Of new groups.
-    pub(super) profile: u8,
+    /// What new groups get.
+    pub(super) plan: Plan,
     pub(super) state: RankedMutex<State>,
     pub(super) pinned: Arc<Pinned>,
     is_opening: crate::sync::Mutex<()>,
     /// How quick the devices are.
     pub pace: Pace,
+    /// What was written to groups with parity.
+    pub stripe_counts: StripeCounts,
 }
 
 /// Counts for statfs and `info`, in blocks.
@@ -93,12 +107,12 @@ pub struct NewGroup {
 
 impl Space {
     /// `open_groups`: number order, with the stored bitmap (None: never stored, all free). `areas` is where groups begin on each
-    /// device and how far they may reach, `profile` (`PROFILE_*`) what new ones get.
+    /// device and how far they may reach, `plan` what new ones get.
     pub fn new(
         devices: Vec<(u32, Arc<dyn Disk>)>,
         areas: &[(u64, u64)],
         blocks_per_group: u32,
-        profile: u8,
+        plan: Plan,
         open_groups: Vec<(GroupRecord, Option<Vec<u8>>)>,
         promised: u64,
     ) -> Result<Space> {
@@ -107,28 +121,42 @@ impl Space {
         if counts.fold(0, u64::saturating_add) > GROUPS_MAX {
             return Err(Error::corrupt(format!("devices with room for more than {GROUPS_MAX} groups of {group_bytes} bytes")));
         }
-        let taken: HashSet<(u32, u64)> = open_groups.iter().flat_map(|(record, _)| record.copies.iter().copied()).collect();
         let areas =
             devices.iter().zip(areas).map(|((device, _), (begin, end))| Area { device: *device, begin: *begin, end: *end });
-        let slots = free_slots(profile, &areas.collect::<Vec<_>>(), group_bytes, &taken);
-        let mut state = State { groups: Vec::new(), free: 0, reserved: 0, promised, cursors: Cursors::default(), slots };
+        let areas: Vec<Area> = areas.collect();
+        let mut state = State {
+            groups: Vec::new(),
+            free: 0,
+            reserved: 0,
+            promised,
+            cursors: Cursors::default(),
+            rows: RowCursors::default(),
+            slots: Vec::new(),
+            row_blocks: 1,
+        };
+        let mut taken = Vec::new();
         for (number, (record, bitmap)) in open_groups.into_iter().enumerate() {
+            let layout = Layout::of(&record, blocks_per_group)?;
             let applied = match bitmap {
-                None => Bitmap::new(blocks_per_group),
+                None => Bitmap::new(layout.blocks()),
                 Some(bytes) => Bitmap::from_bytes(blocks_per_group, &bytes)
-                    .ok_or_else(|| Error::corrupt(format!("bitmap of group {number} has a wrong length")))?,
+                    .ok_or_else(|| Error::corrupt(format!("bitmap of group {number} has a wrong length")))?
+                    .resized(layout.blocks()),
             };
-            state.add(Group::new(record.copies, applied));
+            let column_bytes = u64::from(layout.column_blocks()) * BLOCK_SIZE;
+            taken.extend(record.copies.iter().map(|(device, begin)| (*device, *begin, column_bytes)));
+            state.add(Group { takes_new: record.profile == plan.profile, ..Group::new(layout, applied) });
         }
-        let device = |(id, disk)| Device { id, disk, is_dirty: AtomicBool::new(false), faults: Faults::default() };
+        state.slots = plan.free_slots(&areas, blocks_per_group, &taken);
         Ok(Space {
-            devices: devices.into_iter().map(device).collect(),
+            devices: devices.into_iter().map(|(id, disk)| Device::new(id, disk)).collect(),
             blocks_per_group: u64::from(blocks_per_group),
-            profile,
+            plan,
             state: RankedMutex::new(Rank::Space, state),
             pinned: Arc::default(),
             is_opening: crate::sync::Mutex::new(()),
             pace: Pace::default(),
+            stripe_counts: StripeCounts::default(),
         })
     }
 
@@ -140,7 +168,7 @@ impl Space {
     /// Promises `blocks` to dirty data, if that many are free now.
     pub fn reserve(&self, blocks: u64) -> bool {
         let mut state = self.state.lock();
-        let fits = state.free >= state.reserved + state.promised + blocks;
+        let fits = state.available() >= blocks;
         if fits {
             state.reserved += blocks;
         }
@@ -162,7 +190,7 @@ impl Space {
     /// Promises `blocks` to unwritten ranges, if that many are free now.
     pub fn promise(&self, blocks: u64) -> bool {
         let mut state = self.state.lock();
-        let fits = state.free >= state.reserved + state.promised + blocks;
+        let fits = state.available() >= blocks;
         if fits {
             state.promised += blocks;
         }
@@ -182,10 +210,9 @@ impl Space {
         state.reserved += blocks;
     }
 
-    /// Free blocks that nothing is promised.
+    /// Blocks that can be promised. With parity each may have to be written alone, and then takes a whole row: so many fewer.
     pub fn available(&self) -> u64 {
-        let state = self.state.lock();
-        state.free.saturating_sub(state.reserved + state.promised)
+        self.state.lock().available()
     }
 
     /// Finds a place for one more group and makes the host allocate it (slow). None when there is no place; an error when the
@@ -198,19 +225,22 @@ impl Space {
             (state.groups.len() as u64, state.slots.last().cloned())
         };
         let Some(copies) = slot else { return Ok(None) };
-        for (device, offset) in &copies {
-            self.device(*device)?.disk.allocate(*offset, self.blocks_per_group * BLOCK_SIZE)?;
+        let record = self.plan.record(copies, self.blocks_per_group as u32);
+        let bytes = u64::from(Layout::of(&record, self.blocks_per_group as u32)?.column_blocks()) * BLOCK_SIZE;
+        for (device, offset) in &record.copies {
+            self.device(*device)?.disk.allocate(*offset, bytes)?;
         }
-        let record = GroupRecord { profile: self.profile, copies };
         Ok(Some((NewGroup { number, record }, opening)))
     }
 
     /// Opens the group for allocation; its record is in the running transaction by now.
-    pub fn add_group(&self, group: &NewGroup) {
+    pub fn add_group(&self, group: &NewGroup) -> Result<()> {
         let mut state = self.state.lock();
-        let copies = group.record.copies.clone();
-        state.slots.retain(|slot| *slot != copies);
-        state.add(Group::new(copies, Bitmap::new(self.blocks_per_group as u32)));
+        state.slots.retain(|slot| *slot != group.record.copies);
+        let layout = Layout::of(&group.record, self.blocks_per_group as u32)?;
+        let blocks = layout.blocks();
+        state.add(Group::new(layout, Bitmap::new(blocks)));
+        Ok(())
     }
 
     /// Blocks in a group.
@@ -236,15 +266,7 @@ impl Space {
         let mut state = self.state.lock();
         for (runs, used) in [(allocated, true), (freed, false)] {
             for (first, count) in runs.iter().flat_map(|run| self.by_group(*run)) {
-                let (group, block) = state.group_mut(first, self.blocks_per_group)?;
-                let changed = group.used.set(block, count, used);
-                if used {
-                    group.free -= changed;
-                    state.free -= u64::from(changed);
-                } else {
-                    group.free += changed;
-                    state.free += u64::from(changed);
-                }
+                state.set_used(first, count, used, self.blocks_per_group)?;
             }
         }
         Ok(())
@@ -254,7 +276,8 @@ impl Space {
     pub fn changed_bitmaps(&self) -> Vec<(u64, Vec<u8>)> {
         let state = self.state.lock();
         let changed = state.groups.iter().enumerate().filter(|(_, group)| group.is_applied_dirty);
-        changed.map(|(number, group)| (number as u64, group.applied.to_bytes())).collect()
+        let bytes = |group: &Group| group.applied.resized(self.blocks_per_group as u32).to_bytes();
+        changed.map(|(number, group)| (number as u64, bytes(group))).collect()
     }
 
     /// The changed bitmaps are stored.
@@ -278,10 +301,7 @@ impl Space {
         }
         let mut state = self.state.lock();
         for (first, count) in released.into_iter().flat_map(|run| self.by_group(run)) {
-            let (group, block) = state.group_mut(first, self.blocks_per_group)?;
-            let changed = group.used.set(block, count, false);
-            group.free += changed;
-            state.free += u64::from(changed);
+            state.set_used(first, count, false, self.blocks_per_group)?;
         }
         Ok(())
     }
@@ -292,12 +312,15 @@ impl Space {
         let host = self.devices.iter().filter_map(|device| device.disk.host_free_bytes()).min();
         let state = self.state.lock();
         let unopened = state.slots.len() as u64;
-        let group_bytes = self.blocks_per_group * BLOCK_SIZE * copies_of(self.profile);
+        let bytes = |slot: &Slot| slot.len() as u64 * self.plan.column_blocks(self.blocks_per_group as u32) * BLOCK_SIZE;
+        let group_bytes = state.slots.last().map_or(0, bytes).max(1);
         let can_open = host.map_or(unopened, |bytes| unopened.min(bytes / group_bytes));
+        let blocks = |slot: &Slot| self.plan.blocks(slot.len(), self.blocks_per_group as u32);
+        let opened: u64 = state.groups.iter().map(|group| u64::from(group.layout.blocks())).sum();
         SpaceCounts {
-            total: (state.groups.len() as u64 + unopened) * self.blocks_per_group,
+            total: opened + state.slots.iter().map(blocks).sum::<u64>(),
             free: state.free,
-            unopened: can_open * self.blocks_per_group,
+            unopened: state.slots.iter().rev().take(can_open as usize).map(blocks).sum(),
             reserved: state.reserved,
             promised: state.promised,
             pinned,
@@ -316,10 +339,14 @@ impl Space {
     pub fn set_used(&self, number: u64, used: Bitmap) {
         let mut state = self.state.lock();
         let Some(group) = usize::try_from(number).ok().and_then(|number| state.groups.get_mut(number)) else { return };
-        let (before, free) = (group.free, used.len() - used.count());
-        *group =
-            Group { copies: std::mem::take(&mut group.copies), used: used.clone(), free, applied: used, is_applied_dirty: true };
-        state.free = state.free - u64::from(before) + u64::from(free);
+        let before = group.free;
+        let takes_new = group.takes_new;
+        let used = used.resized(group.layout.blocks());
+        *group = Group { is_applied_dirty: true, takes_new, ..Group::new(group.layout.clone(), used) };
+        let free = group.free;
+        if takes_new {
+            state.free = state.free - u64::from(before) + u64::from(free);
+        }
     }
 
     /// The groups as they were last applied. The caller keeps everybody from applying; one group is copied at a time, so that
@@ -327,34 +354,39 @@ impl Space {
     pub fn frozen(&self) -> Space {
         let (mut groups, mut free) = (Vec::new(), 0);
         loop {
-            let copied = self.state.lock().groups.get(groups.len()).map(|group| (group.copies.clone(), group.applied.clone()));
-            let Some((copies, applied)) = copied else { break };
-            let group = Group::new(copies, applied);
+            let copied = self.state.lock().groups.get(groups.len()).map(|group| (group.layout.clone(), group.applied.clone()));
+            let Some((layout, applied)) = copied else { break };
+            let group = Group::new(layout, applied);
             free += u64::from(group.free);
             groups.push(group);
         }
-        let state = State { groups, free, reserved: 0, promised: 0, cursors: Cursors::default(), slots: Vec::new() };
-        let device = |(id, disk): (u32, &Arc<dyn Disk>)| Device {
-            id,
-            disk: disk.clone(),
-            is_dirty: AtomicBool::new(false),
-            faults: Faults::default(),
+        let state = State {
+            groups,
+            free,
+            reserved: 0,
+            promised: 0,
+            cursors: Cursors::default(),
+            rows: RowCursors::default(),
+            slots: Vec::new(),
+            row_blocks: 1,
         };
         Space {
-            devices: self.disks().map(device).collect(),
+            devices: self.devices.iter().map(Device::with_the_same_disk).collect(),
             blocks_per_group: self.blocks_per_group,
-            profile: self.profile,
+            plan: self.plan,
             state: RankedMutex::new(Rank::Space, state),
             pinned: Arc::default(),
             is_opening: crate::sync::Mutex::new(()),
             pace: Pace::default(),
+            stripe_counts: StripeCounts::default(),
         }
     }
 
-    /// The used blocks of an open group, for check.
+    /// The used blocks of an open group, for check: a bit for each address that it takes.
     pub fn used_in_group(&self, number: u64) -> Option<Bitmap> {
         let state = self.state.lock();
-        Some(state.groups.get(usize::try_from(number).ok()?)?.used.clone())
+        let used = &state.groups.get(usize::try_from(number).ok()?)?.used;
+        Some(used.resized(self.blocks_per_group as u32))
     }
 
     /// The parts of a run, none of which crosses the end of a group.
@@ -380,16 +412,69 @@ impl Space {
 }
 
 impl Group {
-    fn new(copies: Slot, applied: Bitmap) -> Group {
-        let free = applied.len() - applied.count();
-        Group { copies, used: applied.clone(), free, applied, is_applied_dirty: false }
+    fn new(layout: Layout, applied: Bitmap) -> Group {
+        let rows = layout.has_parity().then(|| rows_in_use(&layout, &applied));
+        let free = match &rows {
+            Some(rows) => (rows.len() - rows.count()) * layout.data_columns(),
+            None => applied.len() - applied.count(),
+        };
+        Group { layout, used: applied.clone(), rows, free, applied, is_applied_dirty: false, takes_new: true }
     }
+
+    /// Sets or clears bits; by how much `free` fell or rose. A row is free again when nothing in it is used.
+    pub(super) fn set_used(&mut self, block: u32, count: u32, used: bool) -> u32 {
+        let mut changed = self.used.set(block, count, used);
+        if let Some(rows) = &mut self.rows {
+            let columns = self.layout.data_columns();
+            changed = 0;
+            for row in self.layout.rows(block, count).flatten() {
+                if used || !(0..columns).any(|cell| self.used.get(self.layout.block(row, cell))) {
+                    changed += rows.set(row, 1, used) * columns;
+                }
+            }
+        }
+        if used {
+            self.free -= changed
+        } else {
+            self.free += changed
+        }
+        changed
+    }
+}
+
+fn rows_in_use(layout: &Layout, used: &Bitmap) -> Bitmap {
+    let mut rows = Bitmap::new(layout.column_blocks());
+    let mut at = 0;
+    while let Some(first) = used.next_used(at) {
+        let row = layout.row(first);
+        rows.set(row, 1, true);
+        at = first + 1;
+    }
+    rows
 }
 
 impl State {
     fn add(&mut self, group: Group) {
-        self.free += u64::from(group.free);
+        if group.takes_new {
+            self.free += u64::from(group.free);
+        }
+        if group.layout.has_parity() {
+            self.row_blocks = self.row_blocks.max(u64::from(group.layout.data_columns()));
+        }
         self.groups.push(group);
+    }
+
+    fn available(&self) -> u64 {
+        (self.free / self.row_blocks).saturating_sub(self.reserved + self.promised)
+    }
+
+    pub(super) fn set_used(&mut self, first: u64, count: u32, used: bool, blocks_per_group: u64) -> Result<()> {
+        let (group, block) = self.group_mut(first, blocks_per_group)?;
+        let changed = u64::from(group.set_used(block, count, used));
+        if group.takes_new {
+            self.free = if used { self.free - changed } else { self.free + changed };
+        }
+        Ok(())
     }
 
     pub(super) fn group_mut(&mut self, block: u64, blocks_per_group: u64) -> Result<(&mut Group, u32)> {
@@ -411,14 +496,16 @@ mod tests {
     fn a_device_with_room_for_more_groups_than_memory_is_refused() {
         let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new("device", 64 << 20));
         let areas = [(1 << 20, i64::MAX as u64)];
-        assert!(matches!(Space::new(vec![(0, disk)], &areas, 256, PROFILE_SINGLE, Vec::new(), 0), Err(Error::Corrupt(_))));
+        assert!(matches!(Space::new(vec![(0, disk)], &areas, 256, Plan::default(), Vec::new(), 0), Err(Error::Corrupt(_))));
     }
 
     #[test]
     fn a_run_over_the_end_of_a_group_is_used_in_both() {
         let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new("device", 64 << 20));
-        let groups = [0, 1].map(|number| (GroupRecord { profile: PROFILE_SINGLE, copies: vec![(0, number << 20)] }, None));
-        let space = Space::new(vec![(0, disk)], &[(0, 64 << 20)], 256, PROFILE_SINGLE, groups.to_vec(), 0).unwrap();
+        let groups = [0, 1].map(|number| {
+            (GroupRecord { profile: PROFILE_SINGLE, copies: vec![(0, number << 20)], ..GroupRecord::default() }, None)
+        });
+        let space = Space::new(vec![(0, disk)], &[(0, 64 << 20)], 256, Plan::default(), groups.to_vec(), 0).unwrap();
         space.replay(&[(250, 10)], &[]).unwrap();
         space.apply(&[(250, 10)], &[]).unwrap();
         let used = |block| space.is_used(BlockAddress(block)).unwrap();

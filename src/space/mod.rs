@@ -12,9 +12,14 @@ pub mod allocator;
 pub mod bitmap;
 pub mod copies;
 pub mod groups;
+mod layout;
+mod missing;
 pub mod pace;
 pub mod pinned;
+pub mod slots;
+pub mod stripes;
 pub mod transfer;
 
 pub use groups::{NewGroup, Space, SpaceCounts};
 pub use pinned::{EpochGuard, Run};
+pub use slots::Plan;

@@ -2,10 +2,11 @@
 
 use super::copies::Places;
 use super::groups::Space;
+use super::layout::{Layout, Piece};
 use super::pace::Direction;
 use crate::error::{Error, Result};
 use crate::lock::assert_may_wait;
-use crate::units::{BLOCK_SIZE, BlockAddress};
+use crate::units::{BLOCK, BLOCK_SIZE, BlockAddress};
 use std::sync::atomic::Ordering;
 
 /// Where a block lies, for messages.
@@ -30,59 +31,183 @@ impl Space {
     }
 
     pub(super) fn locate(&self, block: BlockAddress, bytes: usize) -> Result<Places> {
-        if block.0 % self.blocks_per_group + bytes as u64 / BLOCK_SIZE > self.blocks_per_group {
-            return Err(Error::corrupt(format!("an extent at block {block} crosses the end of its group")));
-        }
-        self.places(block)
+        let (layout, in_group) = self.layout_at(block, bytes)?;
+        Places::of(&layout, in_group)
     }
 
-    /// Fills the slices (whole blocks, one group), which lie one behind the other on the device, from the first copy of `block` on.
-    /// Nothing is verified here.
+    /// The layout of the group of a run, and where in it the run begins.
+    pub(super) fn layout_at(&self, block: BlockAddress, bytes: usize) -> Result<(Layout, u32)> {
+        let mut state = self.state.lock();
+        let (group, in_group) = state.group_mut(block.0, self.blocks_per_group)?;
+        if u64::from(in_group) + bytes as u64 / BLOCK_SIZE > u64::from(group.layout.blocks()) {
+            return Err(Error::corrupt(format!("an extent at block {block} crosses the end of its group")));
+        }
+        Ok((group.layout.clone(), in_group))
+    }
+
+    /// Fills the slices (whole blocks, one group), which lie one behind the other on the device, from the first copy of `block` on that
+    /// can be read. Nothing is verified here.
     pub fn read(&self, block: BlockAddress, into: &mut [&mut [u8]]) -> Result<()> {
         assert_may_wait("reading a device");
         let bytes = into.iter().map(|slice| slice.len()).sum();
-        let places = self.locate(block, bytes)?;
-        let Some(place) = places.first() else { return Err(Error::corrupt(format!("block {block} lies nowhere"))) };
-        let device = self.device(place.device)?;
-        self.pace.timed(Direction::Read, bytes, || match into {
-            [one] => device.disk.read_at(place.offset, one),
-            many => device.disk.read_vectored_at(place.offset, many),
+        let (layout, in_group) = self.layout_at(block, bytes)?;
+        self.pace.timed(Direction::Read, bytes, || {
+            if layout.is_striped() {
+                return self.read_striped(&layout, in_group, into);
+            }
+            let places = Places::of(&layout, in_group)?;
+            let present = places.iter().find(|place| self.device(place.device).is_ok_and(|device| !device.is_set_aside()));
+            let Some(place) = present.or(places.first()) else {
+                return Err(Error::corrupt(format!("block {block} lies nowhere")));
+            };
+            self.read_place(*place, into)
         })
     }
 
-    /// Writes the slices one behind the other from `block` on (whole blocks, one group), to every copy. After an error some copies
-    /// may have them.
+    fn read_place(&self, place: Place, into: &mut [&mut [u8]]) -> Result<()> {
+        let device = self.device(place.device)?;
+        match into {
+            [one] => device.disk.read_at(place.offset, one),
+            many => device.disk.read_vectored_at(place.offset, many),
+        }
+    }
+
+    fn read_striped(&self, layout: &Layout, block: u32, into: &mut [&mut [u8]]) -> Result<()> {
+        let mut slices = into.iter_mut();
+        let mut rest: &mut [u8] = &mut [];
+        let count = |bytes: usize| (bytes / BLOCK) as u32;
+        for piece in layout.pieces(block, total_blocks(&slices)) {
+            let mut done = 0;
+            let mut targets: Vec<(Piece, &mut [u8])> = Vec::new();
+            while done < piece.count {
+                if rest.is_empty() {
+                    rest = slices.next().map(|slice| &mut **slice).unwrap_or_default();
+                }
+                let bytes = rest.len().min((piece.count - done) as usize * BLOCK);
+                if bytes == 0 {
+                    return Err(Error::corrupt("a read of a part of a block"));
+                }
+                let (now, later) = std::mem::take(&mut rest).split_at_mut(bytes);
+                let part = Piece { block: piece.block + done, count: count(now.len()) };
+                done += part.count;
+                rest = later;
+                targets.push((part, now));
+            }
+            self.read_piece(layout, piece, targets)?;
+        }
+        Ok(())
+    }
+
+    fn read_piece(&self, layout: &Layout, piece: Piece, mut targets: Vec<(Piece, &mut [u8])>) -> Result<()> {
+        let place = layout.data_place(piece.block).ok_or_else(|| Error::corrupt("a group without places"))?;
+        let device = self.device(place.device)?;
+        let mut result = Err(Error::SetAside { device: place.device });
+        if !device.is_set_aside() {
+            let mut into: Vec<&mut [u8]> = targets.iter_mut().map(|(_, target)| &mut **target).collect();
+            result = self.read_place(place, &mut into);
+        }
+        if result.is_err() && layout.has_parity() {
+            for (part, target) in &mut targets {
+                target.fill(0);
+                self.rebuild(layout, part.block, target)?;
+            }
+            return Ok(());
+        }
+        result
+    }
+
+    /// Writes the slices one behind the other from `block` on (whole blocks, one group without parity), to every copy. After an error
+    /// some copies may have them.
     pub fn write(&self, block: BlockAddress, slices: &[&[u8]]) -> Result<()> {
         assert_may_wait("writing a device");
         let bytes = slices.iter().map(|slice| slice.len()).sum();
-        for place in self.locate(block, bytes)?.iter() {
-            let device = self.device(place.device)?;
-            let result = self.pace.timed(Direction::Write, bytes, || match slices {
-                [one] => device.disk.write_at(place.offset, one),
-                many => device.disk.write_vectored_at(place.offset, many),
-            });
-            // Only now: a flush that another commit does during the write would take the mark away and not make the write durable,
-            // and the commit that names these blocks would then find nothing to flush (D2).
-            device.is_dirty.store(true, Ordering::Release);
-            if result.is_err() {
-                device.faults.write_errors.fetch_add(1, Ordering::Relaxed);
-                return result;
+        let (layout, in_group) = self.layout_at(block, bytes)?;
+        if layout.has_parity() {
+            return Err(Error::corrupt(format!("block {block} has parity and cannot be written alone")));
+        }
+        if layout.is_striped() {
+            return self.write_striped(&layout, in_group, slices);
+        }
+        let places = Places::of(&layout, in_group)?;
+        let mut lost = 0;
+        for place in places.iter() {
+            match self.write_place(*place, slices, bytes) {
+                // What the other copies get is enough while this device is missing.
+                Err(Error::SetAside { .. }) if lost + 1 < places.len() => lost += 1,
+                result => result?,
             }
         }
         Ok(())
+    }
+
+    fn write_striped(&self, layout: &Layout, block: u32, slices: &[&[u8]]) -> Result<()> {
+        let blocks: usize = slices.iter().map(|slice| slice.len() / BLOCK).sum();
+        let mut rest_of = slices.iter();
+        let mut rest: &[u8] = &[];
+        for piece in layout.pieces(block, blocks as u32) {
+            let mut parts = Vec::new();
+            let mut missing = piece.count as usize * BLOCK;
+            let bytes = missing;
+            while missing > 0 {
+                if rest.is_empty() {
+                    rest = rest_of.next().copied().unwrap_or_default();
+                }
+                let (now, later) = rest.split_at(rest.len().min(missing));
+                if now.is_empty() {
+                    return Err(Error::corrupt("a write of a part of a block"));
+                }
+                missing -= now.len();
+                rest = later;
+                parts.push(now);
+            }
+            let place = layout.data_place(piece.block).ok_or_else(|| Error::corrupt("a group without places"))?;
+            self.write_place(place, &parts, bytes)?;
+        }
+        Ok(())
+    }
+
+    /// One write to one device.
+    pub(super) fn write_place(&self, place: Place, slices: &[&[u8]], bytes: usize) -> Result<()> {
+        let device = self.device(place.device)?;
+        if device.is_set_aside() {
+            return Err(Error::SetAside { device: place.device });
+        }
+        let result = self.pace.timed(Direction::Write, bytes, || match slices {
+            [one] => device.disk.write_at(place.offset, one),
+            many => device.disk.write_vectored_at(place.offset, many),
+        });
+        // Only now: a flush that another commit does during the write would take the mark away and not make the write durable,
+        // and the commit that names these blocks would then find nothing to flush (D2).
+        device.is_dirty.store(true, Ordering::Release);
+        if result.is_err() {
+            device.faults.write_errors.fetch_add(1, Ordering::Relaxed);
+            // Redundant data goes on without this device; else the write is tried elsewhere, perhaps on it.
+            if self.note_failure(device) {
+                return Err(Error::SetAside { device: place.device });
+            }
+        }
+        result
     }
 
     /// Flushes the devices written to since their last flush; how many (D2).
     pub fn flush(&self) -> Result<u64> {
         let mut flushed = 0;
         for device in &self.devices {
-            if device.is_dirty.swap(false, Ordering::AcqRel) {
-                device.disk.flush()?;
+            if device.is_dirty.swap(false, Ordering::AcqRel) && !device.is_set_aside() {
+                match device.disk.flush() {
+                    // All it has is elsewhere too.
+                    Err(_) if self.set_aside(device) => {}
+                    result => result?,
+                }
                 flushed += 1;
             }
         }
         Ok(flushed)
     }
+}
+
+fn total_blocks(slices: &std::slice::IterMut<'_, &mut [u8]>) -> u32 {
+    slices.as_slice().iter().map(|slice| (slice.len() / BLOCK) as u32).sum()
 }
 
 #[cfg(test)]
@@ -92,6 +217,7 @@ mod tests {
     use crate::disk::memory::MemoryDisk;
     use crate::disk::over::OverDisk;
     use crate::meta::records::{GroupRecord, PROFILE_SINGLE};
+    use crate::space::Plan;
     use std::sync::{Arc, Barrier};
 
     /// A device whose writes meet the test in their middle.
@@ -116,9 +242,9 @@ mod tests {
     #[test]
     fn a_flush_during_a_write_leaves_the_device_to_be_flushed_again() {
         let disk = Arc::new(Slow { inner: MemoryDisk::new("device", 8 << 20), meeting: Barrier::new(2) });
-        let group = (GroupRecord { profile: PROFILE_SINGLE, copies: vec![(0, 0)] }, None);
+        let group = (GroupRecord { profile: PROFILE_SINGLE, copies: vec![(0, 0)], ..GroupRecord::default() }, None);
         let space =
-            Space::new(vec![(0, disk.clone() as Arc<dyn Disk>)], &[(0, 8 << 20)], 256, PROFILE_SINGLE, vec![group], 0).unwrap();
+            Space::new(vec![(0, disk.clone() as Arc<dyn Disk>)], &[(0, 8 << 20)], 256, Plan::default(), vec![group], 0).unwrap();
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| space.write(BlockAddress(3), &[&[1; 4096]]));
             disk.meeting.wait();

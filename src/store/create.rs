@@ -60,8 +60,10 @@ pub struct CreateOptions {
     pub engine: Engine,
     /// A name for people.
     pub label: Option<String>,
-    /// How often data is kept.
+    /// How data is kept.
     pub data: DataProfile,
+    /// Striped profiles: bytes that follow each other on one device; None: 512 KiB.
+    pub stripe_unit: Option<u64>,
     /// Overwrite a store that is there, and devices that hold something.
     pub force: bool,
 }
@@ -398,7 +400,7 @@ impl Mkfs<'_> {
         };
         let disks = Disks { superblock: superblock.clone(), journal: Arc::new(journal), index, sled, devices, images: None };
         let label = self.options.label.clone().unwrap_or_default();
-        let options = FormatOptions { label, group_bytes: None, data: self.options.data };
+        let options = FormatOptions { label, group_bytes: None, data: self.options.data, stripe_unit: self.options.stripe_unit };
         format(&disks, &options, &paths, journal_path)?;
         let written = Superblock::read(superblock.as_ref())?.superblock;
         self.put_in_place()?;

@@ -1,7 +1,7 @@
 //! A store as a whole: its disks, how they are formatted, and the directory on the host that holds them.
 //!
 //! [`format()`] works on any [`Disks`], also simulated ones; [`StoreDirectory`] is the only place that knows about paths. Its
-//! parts: `directory` (opening, the lock), `create` (mkfs), `rebuild` (a new index from the image), `engine` (redb or sled), `convert`
+//! parts: `directory` (opening, the lock), `create` (mkfs), `rebuild` (a new index from the image), `engine` (redb or sled), `profile` (how data is kept, the size of groups), `convert`
 //! (from one to the other), `host` (what the host says about a path), `signature` (what a device already holds), `size` (sizes as
 //! people write them).
 
@@ -10,6 +10,7 @@ mod create;
 mod directory;
 mod engine;
 mod host;
+mod profile;
 mod rebuild;
 mod signature;
 mod size;
@@ -18,15 +19,16 @@ pub use convert::{Converted, Progress};
 pub use create::{CreateOptions, JOURNAL_BYTES_MIN, STORE_BYTES_DEFAULT, STORE_BYTES_MIN};
 pub use directory::{OpenOptions, StoreDirectory};
 pub use engine::{Engine, open_index};
+pub use profile::DataProfile;
 pub use rebuild::{RebuildOptions, Rebuilt};
 pub use size::parse_size;
 
 use crate::clock;
 use crate::disk::Disk;
 use crate::disk::buffer::AlignedBuffer;
-use crate::disk::label::{self, Label, data_area};
+use crate::disk::label::{self, Label};
 use crate::disk::superblock::{
-    DeviceEntry, GROUP_BLOCKS_MAX, GROUP_BLOCKS_MIN, INCOMPAT_DUP, INCOMPAT_UNSTABLE, Superblock, VERSION,
+    DeviceEntry, GROUP_BLOCKS_MAX, GROUP_BLOCKS_MIN, INCOMPAT_DUP, INCOMPAT_PROFILE, INCOMPAT_UNSTABLE, Superblock, VERSION,
 };
 use crate::error::{Error, Result};
 use crate::meta::index::Change;
@@ -40,8 +42,6 @@ use std::sync::Arc;
 pub const GROUP_BYTES_MAX: u64 = GROUP_BLOCKS_MAX as u64 * BLOCK_SIZE;
 /// Smallest size of a group.
 pub const GROUP_BYTES_MIN: u64 = GROUP_BLOCKS_MIN as u64 * BLOCK_SIZE;
-/// A device shall have at least this many groups, as long as they do not get smaller than [`GROUP_BYTES_MIN`].
-const GROUPS_WANTED: u64 = 16;
 /// The index's cache while formatting.
 const INDEX_CACHE_BYTES: usize = 16 << 20;
 const ZEROS_BYTES: usize = 1 << 20;
@@ -82,18 +82,10 @@ pub struct FormatOptions {
     pub label: String,
     /// Bytes in a group, a power of two; None chooses by the size of the devices.
     pub group_bytes: Option<u64>,
-    /// How often data is kept.
+    /// How data is kept.
     pub data: DataProfile,
-}
-
-/// How often each block of data is kept.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DataProfile {
-    /// Once.
-    #[default]
-    Single,
-    /// Twice: on two devices if there are, else far apart on the one.
-    Dup,
+    /// Striped profiles: bytes that follow each other on one device; None: 512 KiB.
+    pub stripe_unit: Option<u64>,
 }
 
 /// Makes an empty file system on `disks`: zeros in the whole journal, labels, a new index, and last the superblock, so that
@@ -104,9 +96,7 @@ pub fn format(disks: &Disks, options: &FormatOptions, device_paths: &[String], j
         return Err(Error::usage("a store needs at least one device, and a path for each"));
     }
     let lens = disks.devices.iter().map(|device| Ok(block_floor(device.len()?))).collect::<Result<Vec<u64>>>()?;
-    // One device holds both copies of a group.
-    let copies_a_device = if options.data == DataProfile::Dup && lens.len() == 1 { 2 } else { 1 };
-    let group_bytes = choose_group_bytes(options.group_bytes, lens.iter().copied().min().unwrap_or(0), copies_a_device)?;
+    let (stripes, group_bytes) = profile::choose(options, &lens)?;
     let uuid = new_uuid();
     let devices: Vec<DeviceRecord> = (0..)
         .zip(lens.iter().zip(device_paths))
@@ -118,6 +108,7 @@ pub fn format(disks: &Disks, options: &FormatOptions, device_paths: &[String], j
         version: VERSION,
         incompat: INCOMPAT_UNSTABLE
             | if options.data == DataProfile::Dup { INCOMPAT_DUP } else { 0 }
+            | if stripes.is_some() { INCOMPAT_PROFILE } else { 0 }
             | if disks.sled.is_some() { Engine::Sled.incompat() } else { 0 },
         blocks_per_group: u32::try_from(group_bytes / BLOCK_SIZE).map_err(|_| Error::Invalid("group size"))?,
         journal_bytes: disks.journal.len()?,
@@ -126,6 +117,7 @@ pub fn format(disks: &Disks, options: &FormatOptions, device_paths: &[String], j
             .map(|device| DeviceEntry { id: device.id, len: device.length, path: device.path.clone() })
             .collect(),
         journal_path,
+        profile: stripes,
         clean_sequence: Some(0),
         ..Superblock::default()
     };
@@ -140,28 +132,6 @@ pub fn format(disks: &Disks, options: &FormatOptions, device_paths: &[String], j
     }
     fill_index(disks, &devices)?;
     superblock.write(disks.superblock.as_ref())
-}
-
-/// The size of groups for devices of which the smallest has `device_bytes`, and holds so many copies of each group.
-fn choose_group_bytes(wanted: Option<u64>, device_bytes: u64, copies: u64) -> Result<u64> {
-    let room = data_area(device_bytes);
-    let room = (room.end - room.start) / copies;
-    if let Some(bytes) = wanted
-        && !(bytes.is_power_of_two() && (GROUP_BYTES_MIN..=GROUP_BYTES_MAX).contains(&bytes))
-    {
-        return Err(Error::usage(format!("a group of {bytes} bytes: use a power of two from 1 MiB to 256 MiB")));
-    }
-    let bytes = wanted.unwrap_or_else(|| {
-        let mut bytes = GROUP_BYTES_MAX;
-        while bytes > GROUP_BYTES_MIN && room / bytes < GROUPS_WANTED {
-            bytes /= 2;
-        }
-        bytes
-    });
-    if room < bytes {
-        return Err(Error::usage(format!("a device of {device_bytes} bytes has no room for a group of {bytes} bytes")));
-    }
-    Ok(bytes)
 }
 
 fn new_uuid() -> [u8; 16] {
@@ -275,21 +245,6 @@ mod tests {
             assert_eq!((record.length, record.path.as_str()), (entry.len, entry.path.as_str()));
             assert_eq!((label.store, label.device_id, label.device_uuid), (superblock.uuid, entry.id, record.uuid));
         }
-    }
-
-    #[test]
-    fn groups_are_as_large_as_sixteen_of_them_allow() {
-        for (device_bytes, group_bytes) in
-            [(16 << 20, 1 << 20), (40 << 20, 2 << 20), (1 << 30, 32 << 20), (10 << 30, 256 << 20), (1 << 44, 256 << 20)]
-        {
-            assert_eq!(choose_group_bytes(None, device_bytes, 1).unwrap(), group_bytes, "{device_bytes}");
-        }
-        assert_eq!(choose_group_bytes(Some(4 << 20), 16 << 20, 1).unwrap(), 4 << 20);
-        assert!(choose_group_bytes(Some(3 << 20), 16 << 20, 1).is_err());
-        assert!(choose_group_bytes(Some(512 << 20), 1 << 40, 1).is_err());
-        assert!(choose_group_bytes(Some(16 << 20), 16 << 20, 1).is_err());
-        assert!(choose_group_bytes(None, 1 << 20, 1).is_err());
-        assert_eq!(choose_group_bytes(None, 40 << 20, 2).unwrap(), 1 << 20, "both copies on the one device");
     }
 
     #[test]

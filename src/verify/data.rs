@@ -12,6 +12,7 @@ use crate::meta::Metadata;
 use crate::space::Space;
 use crate::units::BLOCK;
 use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
+use std::collections::HashSet;
 
 /// Threads that read and compare.
 const READERS: usize = 4;
@@ -101,14 +102,18 @@ fn send_group(metadata: &Metadata, group: PlacedGroup, send: &mut dyn FnMut(Run)
     let blocks_per_group = metadata.space().blocks_per_group();
     let range = group.number * blocks_per_group..(group.number + 1) * blocks_per_group;
     let mut stored = StoredExtents::new(metadata, range.clone())?;
-    let mut runs = Vec::new();
+    let (mut runs, mut rows) = (Vec::new(), HashSet::new());
+    let mut send = |run: Run| match group.copy {
+        0 => send(run),
+        _ => blocks::to_compute(metadata.space(), run, &mut rows).into_iter().for_each(&mut *send),
+    };
     while let Some(stored) = stored.next_below(range.end)? {
         for block in blocks::live(&stored).into_iter().take_while(|block| block.address().0 < range.end) {
             blocks::add(&mut runs, block, blocks_per_group);
         }
         // The last one may go on.
         let full = runs.len().saturating_sub(1);
-        runs.drain(..full).for_each(&mut *send);
+        runs.drain(..full).for_each(&mut send);
     }
     runs.into_iter().for_each(send);
     Ok(())
@@ -176,6 +181,10 @@ fn add(find: &mut Findings<'_>, bad: &Bad, file: Option<super::issue::File>, off
         Some(place) => BlockPlace { address: address.0, device: place.device, device_offset: place.offset },
         None => BlockPlace { address: address.0, device: u32::MAX, device_offset: 0 },
     };
+    if bad.copy > 0 && blocks::has_bad_mate(find.metadata, address).unwrap_or(false) {
+        // That one is reported, and the parity cannot be judged.
+        return;
+    }
     if matches!(blocks::good_copy(space, &bad.block, bad.copy), Ok(Some(_))) {
         let reason = match &bad.fault {
             Fault::Differs(found) => format!("checksum {found:08x}, expected {:08x}", bad.block.expected),

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::meta::index::Index;
 use crate::meta::latch::Latch;
 use crate::meta::{Damaged, Metadata, Parts, Replayed, schema};
+use crate::space::Plan;
 use crate::stats::Stats;
 use crate::store::{self, Disks};
 use crate::units::block_floor;
@@ -82,7 +83,7 @@ pub(super) fn open(disks: &Disks, purpose: Purpose, issues: &mut Vec<Issue>) -> 
             .map(|(device, disk)| (device.id, disk.clone(), (device.bytes.start, device.bytes.end)))
             .collect(),
         blocks_per_group: superblock.blocks_per_group,
-        two_copies: superblock.has_two_copies(),
+        plan: Plan::of(&superblock),
         stats: Arc::new(Stats::default()),
         latch: latch.clone(),
     };

@@ -42,31 +42,47 @@ pub(super) struct PlacedGroup {
 
 /// Checks that every group lies within its device and on no other group. Returns those that can be read, in device order.
 pub(super) fn check_groups(find: &mut Findings<'_>, devices: &[DeviceArea]) -> Result<Vec<PlacedGroup>> {
-    let group_bytes = find.metadata.space().blocks_per_group() * BLOCK_SIZE;
-    let mut placed = Vec::new();
+    let (mut placed, mut ranges) = (Vec::new(), Vec::new());
     let mut items = Items::of_table(find.metadata, schema::GROUPS);
     while let Some((key, value)) = items.next()? {
         let Some(Parsed::Group(number)) = schema::parse(&key) else { continue };
         let Some(record) = find.open(&key, &value, GroupRecord::decode) else { continue };
-        for (copy, (device, offset)) in record.copies.into_iter().enumerate() {
+        let bytes = record.place_blocks(find.metadata.space().blocks_per_group()) * BLOCK_SIZE;
+        let before = ranges.len();
+        for (device, offset) in record.copies.iter().copied() {
             let area = devices.iter().find(|area| area.id == device).map(|area| area.bytes.clone()).unwrap_or(0..0);
-            let end = offset.checked_add(group_bytes);
+            let end = offset.checked_add(bytes);
             if offset < area.start || offset % BLOCK_SIZE != 0 || end.is_none_or(|end| end > area.end) {
                 find.add(Issue::GroupOutsideDevice { group: number, device, offset });
             } else {
-                placed.push(PlacedGroup { device, offset, number, copy });
+                ranges.push((device, offset, bytes, number));
             }
+        }
+        // A striped group is read by its addresses: it has one place in the order.
+        let sound = ranges.get(before..).unwrap_or_default();
+        if !GroupRecord::is_striped(record.profile) {
+            let at = |place| record.copies.iter().position(|copy| *copy == place).unwrap_or(0);
+            placed.extend(sound.iter().map(|(device, offset, _, number)| PlacedGroup {
+                device: *device,
+                offset: *offset,
+                number: *number,
+                copy: at((*device, *offset)),
+            }));
+        } else if let (true, Some((device, offset, _, number))) = (sound.len() == record.copies.len(), sound.first()) {
+            let group = PlacedGroup { device: *device, offset: *offset, number: *number, copy: 0 };
+            placed.extend((0..record.readable_copies()).map(|copy| PlacedGroup { copy, ..group }));
+        }
+    }
+    ranges.sort_unstable();
+    for pair in ranges.windows(2) {
+        if let [first, second] = pair
+            && first.0 == second.0
+            && second.1 - first.1 < first.2
+        {
+            find.add(Issue::GroupsOverlap { first: first.3, second: second.3, device: first.0 });
         }
     }
     placed.sort_unstable();
-    for pair in placed.windows(2) {
-        if let [first, second] = pair
-            && first.device == second.device
-            && second.offset - first.offset < group_bytes
-        {
-            find.add(Issue::GroupsOverlap { first: first.number, second: second.number, device: first.device });
-        }
-    }
     Ok(placed)
 }
 

@@ -79,6 +79,8 @@ fn main() {
             for (at, image) in images.iter().enumerate() {
                 let device = Loop::attach(image, direct);
                 for (direction, samples) in DIRECTIONS.into_iter().zip(&mut samples) {
+                    // What the writes before have left dirty is not to be written back while the reads are measured.
+                    std::fs::File::open(image).and_then(|image| image.sync_all()).unwrap();
                     std::fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
                     let result = bench::fio(&arguments(direction, &device.0)).unwrap_or_else(|| bench::no_fio());
                     let sum = |pointer| bench::fio_figures(&result, direction, pointer).iter().sum::<f64>();

@@ -35,13 +35,22 @@ impl Shape {
     /// Two copies on two devices.
     pub const DUP_TWO: Shape = Shape { devices: 2, data: DataProfile::Dup };
 
+    /// Two copies, always on two devices.
+    pub const RAID1: Shape = Shape { devices: 3, data: DataProfile::Raid1 };
+    /// Units on devices in turn.
+    pub const RAID0: Shape = Shape { devices: 3, data: DataProfile::Raid0 };
+    /// The same with parity.
+    pub const RAID5: Shape = Shape { devices: 4, data: DataProfile::Raid5 };
+    /// With the fewest devices.
+    pub const RAID5_OF_THREE: Shape = Shape { devices: 3, data: DataProfile::Raid5 };
+
     /// The names of the devices' ports.
     pub fn ports(self) -> &'static [&'static str] {
         &DEVICE_PORTS[..self.devices]
     }
 }
 
-const DEVICE_PORTS: [&str; 2] = ["device", "device.1"];
+const DEVICE_PORTS: [&str; 4] = ["device", "device.1", "device.2", "device.3"];
 
 /// The disks of a store.
 #[derive(Clone)]
@@ -98,7 +107,10 @@ impl MemoryStore {
         let device_bytes = if shape.data == DataProfile::Dup && shape.devices == 1 { 2 * bytes } else { bytes };
         let disks = MemoryStore::disks(disk, device_bytes, shape.devices);
         let paths: Vec<String> = shape.ports().iter().map(|name| (*name).to_owned()).collect();
-        format(&disks, &FormatOptions { data: shape.data, ..FormatOptions::default() }, &paths, None)
+        // Small units, so that small stores have many stripes.
+        let is_striped = matches!(shape.data, DataProfile::Raid0 | DataProfile::Raid5);
+        let stripe_unit = is_striped.then_some(32 << 10);
+        format(&disks, &FormatOptions { data: shape.data, stripe_unit, ..FormatOptions::default() }, &paths, None)
             .expect("formatting a store");
         MemoryStore { disks }
     }

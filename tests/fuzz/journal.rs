@@ -79,7 +79,7 @@ impl Target for Journals {
             journal: machine.disk(JOURNAL),
             devices: (0..2).map(|id| (id, machine.disk(DEVICE + id as usize), (1 << 20, 11 << 20))).collect(),
             blocks_per_group: 256,
-            two_copies: false,
+            plan: sumfs::space::Plan::default(),
             stats: Arc::new(Stats::default()),
             latch: Arc::new(Latch::default()),
         };

@@ -55,7 +55,10 @@ pub fn samples() -> Vec<(Vec<u8>, Vec<u8>)> {
         (schema::extent_state(BlockAddress(60)), ExtentStateRecord { references: vec![1, 2, 0] }.encode()),
         (schema::orphan(file), OrphanRecord::Unlinked.encode()),
         (schema::orphan(InodeNumber(3)), OrphanRecord::Truncating { size: 4096 }.encode()),
-        (schema::group(0), GroupRecord { profile: PROFILE_SINGLE, copies: vec![(0, 1 << 20)] }.encode()),
+        (
+            schema::group(0),
+            GroupRecord { profile: PROFILE_SINGLE, copies: vec![(0, 1 << 20)], ..GroupRecord::default() }.encode(),
+        ),
         (schema::device(0), device.encode()),
         (schema::bitmap(0), vec![0xff; 32]),
     ]

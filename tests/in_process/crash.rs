@@ -297,6 +297,13 @@ fn a_power_cut_with_two_copies_loses_nothing_acknowledged() {
     }
 }
 
+#[test]
+fn a_power_cut_with_stripes_loses_nothing_acknowledged() {
+    for (name, shape) in [("crash, raid5", Shape::RAID5), ("crash, raid0", Shape::RAID0), ("crash, raid1", Shape::RAID1)] {
+        run_seeds(name, &Setting { shape, seeds: SEEDS_DUP, ..Setting::new(false) });
+    }
+}
+
 /// The suite must notice that these disks lie.
 fn must_notice(setting: Setting, ports: &'static [&'static str]) {
     let setting = Setting { lie: Some(ports), ..setting };

@@ -237,7 +237,10 @@ fn positions_and_counters_out_of_bounds_are_refused_by_the_mount() {
         (schema::checkpoint(), checkpoint(5, 100)),
         (schema::counters(), counters(u64::MAX, 0)),
         (schema::counters(), counters(50, u64::MAX)),
-        (schema::group(0), GroupRecord { profile: PROFILE_SINGLE, copies: vec![(0, u64::MAX - 4095)] }.encode()),
+        (
+            schema::group(0),
+            GroupRecord { profile: PROFILE_SINGLE, copies: vec![(0, u64::MAX - 4095)], ..GroupRecord::default() }.encode(),
+        ),
     ];
     for (key, record) in cases {
         let forged = Forged::new();

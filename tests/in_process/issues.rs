@@ -199,7 +199,7 @@ fn mounted(disks: &Disks) -> Metadata {
         journal: disks.journal.clone(),
         devices: vec![(0, disks.devices[0].clone(), (area.start, area.end))],
         blocks_per_group: superblock.blocks_per_group,
-        two_copies: false,
+        plan: sumfs::space::Plan::default(),
         stats: Arc::new(Stats::default()),
         latch: Arc::new(Latch::default()),
     };

@@ -147,3 +147,15 @@ fn two_copies_agree_with_the_model() {
     let variant = Variant { mix, store_bytes: 17 << 20, shape: Shape::DUP_TWO, may_be_full: true, seeds: 3, ..Variant::usual() };
     run_all("full, dup on two devices", &variant);
 }
+
+#[test]
+fn stripes_and_mirrors_agree_with_the_model() {
+    for (name, shape) in
+        [("raid0", Shape::RAID0), ("raid1", Shape::RAID1), ("raid5", Shape::RAID5), ("raid5 of three", Shape::RAID5_OF_THREE)]
+    {
+        run_all(name, &Variant { shape, seeds: 4, ..Variant::usual() });
+    }
+    let mix = Mix { names: 20, data: 70, write_bytes_max: 600_000, has_far_offsets: false, ..MIX };
+    let variant = Variant { mix, store_bytes: 17 << 20, shape: Shape::RAID5, may_be_full: true, seeds: 4, ..Variant::usual() };
+    run_all("full, raid5", &variant);
+}

@@ -14,6 +14,7 @@ use crate::space::Space;
 use crate::units::{BLOCK, BlockAddress};
 use crate::verify::blocks::{self, Block, Run};
 use crate::verify::extents::StoredExtents;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A copy of a block that is not as it should be, at first sight.
@@ -58,11 +59,15 @@ pub(super) fn gather(metadata: &Metadata, from: u64, most: u64) -> Result<(Vec<R
 /// Reads every copy of the runs on so many threads, which take the next one each, in order.
 pub(super) fn look(around: &Surroundings<'_>, runs: &[Run], threads: usize) -> Result<Looked> {
     let space: &Space = around.metadata.space();
-    let mut jobs = Vec::new();
+    let (mut jobs, mut rows) = (Vec::new(), HashSet::new());
     for run in runs {
         // A group that is not there is the check's to find.
         let copies = space.places(run.first).map_or(0, |places| places.len());
-        jobs.extend((0..copies).map(|copy| (copy, run)));
+        jobs.extend((copies > 0).then(|| (0, run.clone())));
+        for copy in 1..copies {
+            let parts = blocks::to_compute(space, run.clone(), &mut rows);
+            jobs.extend(parts.into_iter().map(|run| (copy, run)));
+        }
     }
     // Both copies on one device: all of the first ones, then all of the second ones.
     jobs.sort_by_key(|(copy, _)| *copy);
@@ -90,7 +95,8 @@ pub(super) fn look(around: &Surroundings<'_>, runs: &[Run], threads: usize) -> R
         }
         Ok(())
     })?;
-    all.suspects.sort_unstable_by_key(|suspect| (suspect.address(), suspect.copy));
+    // What parity computes is judged when the blocks themselves have been.
+    all.suspects.sort_unstable_by_key(|suspect| (suspect.copy, suspect.address()));
     around.stats.blocks_verified.fetch_add(all.blocks, Ordering::Relaxed);
     Ok(all)
 }
@@ -116,6 +122,9 @@ pub(super) fn judge(around: &Surroundings<'_>, suspect: &Suspect) -> Result<Opti
         Err(_) => None,
     };
     if found == Some(expected) || !is_live(around.metadata, &suspect.block)? {
+        return Ok(None);
+    }
+    if suspect.copy > 0 && blocks::has_bad_mate(around.metadata, address)? {
         return Ok(None);
     }
     space.count_bad_copy(around.stats, address, suspect.copy, found.is_none());

@@ -503,7 +503,11 @@ fn data() -> Vec<Case> {
 /// The sound store with two copies of the first group.
 fn twice() -> Contents {
     let mut contents = Contents::good();
-    let record = GroupRecord { profile: PROFILE_DUP, copies: vec![(0, GROUP_0_AT), (0, GROUP_0_AT + 7 * GROUP_BYTES)] };
+    let record = GroupRecord {
+        profile: PROFILE_DUP,
+        copies: vec![(0, GROUP_0_AT), (0, GROUP_0_AT + 7 * GROUP_BYTES)],
+        ..GroupRecord::default()
+    };
     contents.records.insert(schema::group(0), record.encode());
     contents
 }

@@ -209,7 +209,7 @@ impl Contents {
     }
 
     pub fn put_group(&mut self, number: u64, offset: u64) {
-        let record = GroupRecord { profile: PROFILE_SINGLE, copies: vec![(0, offset)] };
+        let record = GroupRecord { profile: PROFILE_SINGLE, copies: vec![(0, offset)], ..GroupRecord::default() };
         self.records.insert(schema::group(number), record.encode());
     }
 

@@ -1,0 +1,85 @@
+//! Devices that are not there, or fail too often: they are *set aside*. What lies on them is computed or read from the others, and
+//! what would be written to them is left out, as long as every group that has a place on them can do without one place.
+//!
+//! A device comes back with a mount that finds it, or with `device replace`; what it missed is found by its checksums, and a scrub
+//! mends it.
+
+use super::copies::Faults;
+use super::groups::{Device, Space};
+use crate::disk::Disk;
+use crate::sync::AtomicBool;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// So many writes may fail on a device that redundant data can do without.
+const FAILURES_MAX: u64 = 4;
+
+impl Device {
+    pub(super) fn new(id: u32, disk: Arc<dyn Disk>) -> Device {
+        let is_set_aside = AtomicBool::new(disk.is_missing());
+        Device { id, disk, is_dirty: AtomicBool::new(false), faults: Faults::default(), is_set_aside }
+    }
+
+    /// For a frozen view of the space.
+    pub(super) fn with_the_same_disk(&self) -> Device {
+        let device = Device::new(self.id, self.disk.clone());
+        device.is_set_aside.store(self.is_set_aside(), Ordering::Release);
+        device
+    }
+
+    pub(super) fn is_set_aside(&self) -> bool {
+        self.is_set_aside.load(Ordering::Acquire)
+    }
+}
+
+impl Space {
+    /// A write to the device failed. True: it is set aside from now on.
+    pub(super) fn note_failure(&self, device: &Device) -> bool {
+        device.faults.write_errors.load(Ordering::Relaxed) >= FAILURES_MAX && self.set_aside(device)
+    }
+
+    /// Sets the device aside if everything on it is elsewhere too. False: it is needed.
+    pub(super) fn set_aside(&self, device: &Device) -> bool {
+        if !self.can_lose(device.id) {
+            return false;
+        }
+        if !device.is_set_aside.swap(true, Ordering::AcqRel) {
+            tracing::error!(
+                "device {} ({}) is set aside: it failed too often; replace it with: sumfs device replace",
+                device.id,
+                device.disk.name()
+            );
+        }
+        true
+    }
+
+    /// Ids of the devices set aside.
+    pub fn set_aside_devices(&self) -> Vec<u32> {
+        self.devices.iter().filter(|device| device.is_set_aside()).map(|device| device.id).collect()
+    }
+
+    /// The first group that cannot do without the devices that are set aside, and the device.
+    pub fn lost_group(&self) -> Option<(u64, u32)> {
+        let aside = self.set_aside_devices();
+        let state = self.state.lock();
+        (0..).zip(&state.groups).find_map(|(number, group)| {
+            let lost: Vec<u32> = group.layout.places.iter().map(|place| place.0).filter(|id| aside.contains(id)).collect();
+            let last = lost.last()?;
+            (lost.len() > group.layout.spare_places()).then_some((number, *last))
+        })
+    }
+
+    /// Can all groups do without this device, besides those that are set aside already?
+    fn can_lose(&self, id: u32) -> bool {
+        let mut aside = self.set_aside_devices();
+        if !aside.contains(&id) {
+            aside.push(id);
+        }
+        let state = self.state.lock();
+        let lost = |places: &[(u32, u64)]| places.iter().filter(|place| aside.contains(&place.0)).count();
+        state.groups.iter().all(|group| {
+            let lost = lost(&group.layout.places);
+            lost == 0 || lost <= group.layout.spare_places()
+        })
+    }
+}
