@@ -4,6 +4,7 @@
 //! (rank Segments) is short and never held across I/O.
 
 pub mod file;
+pub mod plug;
 pub mod read;
 pub mod segment;
 pub mod write;
@@ -11,6 +12,8 @@ pub mod writeback;
 
 use file::Content;
 pub use file::{CachedFile, Hold};
+use plug::DirectPlug;
+pub use plug::PlugOptions;
 pub use read::ReadData;
 
 use crate::error::Result;
@@ -46,11 +49,12 @@ pub struct Cache {
     evictions: AtomicU64,
     /// Files with clean segments, oldest first.
     queue: Mutex<VecDeque<Weak<CachedFile>>>,
+    plug: DirectPlug,
 }
 
 impl Cache {
     /// `budget_bytes` for segments of all files.
-    pub fn new(extents: Arc<Extents>, stats: Arc<Stats>, budget_bytes: u64, keeps_clean: bool) -> Cache {
+    pub fn new(extents: Arc<Extents>, stats: Arc<Stats>, budget_bytes: u64, keeps_clean: bool, plug: PlugOptions) -> Cache {
         Cache {
             extents,
             stats,
@@ -62,7 +66,13 @@ impl Cache {
             dirty_fell: Condvar::new(),
             evictions: AtomicU64::new(0),
             queue: Mutex::new(VecDeque::new()),
+            plug: DirectPlug::new(plug),
         }
+    }
+
+    /// What the plug of direct writes did, for `stats`: batches released, by cause.
+    pub fn plug_status(&self) -> serde_json::Value {
+        self.plug.status()
     }
 
     /// Dirty and in-flight bytes.

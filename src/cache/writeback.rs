@@ -17,8 +17,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// A plug is released when it holds so many bytes (one extent: a larger write gains nothing) or runs.
+/// A plug is released when it holds so many bytes (one extent: a larger write gains nothing) or runs. Where there is parity it holds whole
+/// stripes, at least so many bytes.
 const PLUG_BYTES: u64 = EXTENT_BYTES_MAX;
+const PLUG_STRIPED_BYTES: u64 = 4 << 20;
 const PLUG_RUNS: usize = 256;
 
 /// A dirty run that was frozen.
@@ -44,20 +46,31 @@ struct Plug<'a> {
     cache: &'a Cache,
     runs: Vec<FrozenRun>,
     bytes: u64,
+    /// Released when it holds so many.
+    bytes_max: u64,
 }
 
-impl Plug<'_> {
+impl<'a> Plug<'a> {
+    fn new(cache: &'a Cache) -> Plug<'a> {
+        let space = &cache.extents.space;
+        let bytes_max = match (space.has_parity(), cache.plug.is_off()) {
+            (true, false) => PLUG_STRIPED_BYTES.next_multiple_of(space.stripe_bytes().max(1)),
+            _ => PLUG_BYTES,
+        };
+        Plug { cache, runs: Vec::new(), bytes: 0, bytes_max }
+    }
+
     /// Freezes what is dirty in `range`, releasing the plug whenever it is full. What is in flight there is waited for if dirty data
     /// lies over it; the rest may still be in flight afterwards.
     fn gather(&mut self, file: &Arc<CachedFile>, range: Range<u64>) -> Result<()> {
         let mut from = range.start;
         loop {
-            match self.cache.next_run(file, from..range.end) {
+            match self.cache.next_run(file, from..range.end, self.bytes_max - self.bytes) {
                 Next::Run(run) => {
                     from = run.start + run.bytes;
                     self.bytes += run.bytes;
                     self.runs.push(run);
-                    if self.bytes >= PLUG_BYTES || self.runs.len() >= PLUG_RUNS {
+                    if self.bytes >= self.bytes_max || self.runs.len() >= PLUG_RUNS {
                         self.release()?;
                     }
                 }
@@ -86,8 +99,9 @@ impl Cache {
         if file.dirty_bytes() > 0 {
             self.extents.meta.latch().check()?;
         }
+        self.plug.release();
         let range = whole_blocks(range);
-        let mut plug = Plug { cache: self, runs: Vec::new(), bytes: 0 };
+        let mut plug = Plug::new(self);
         let gathered = plug.gather(file, range.clone());
         let result = gathered.and(plug.release());
         file.wait_in_flight(range);
@@ -99,7 +113,7 @@ impl Cache {
         if !files.is_empty() {
             self.extents.meta.latch().check()?;
         }
-        let mut plug = Plug { cache: self, runs: Vec::new(), bytes: 0 };
+        let mut plug = Plug::new(self);
         let mut result = Ok(());
         for file in files {
             result = result.and(plug.gather(file, 0..u64::MAX));
@@ -109,12 +123,13 @@ impl Cache {
         result
     }
 
-    fn next_run(&self, file: &Arc<CachedFile>, range: Range<u64>) -> Next {
+    /// Freezes the next dirty run in `range`, at most `most` bytes of it.
+    fn next_run(&self, file: &Arc<CachedFile>, range: Range<u64>, most: u64) -> Next {
         let mut content = file.content.lock();
         let mut from = range.start;
         let mut is_busy = false;
         while let Some(start) = content.segments.first_dirty(from..range.end) {
-            let mut end = range.end;
+            let mut end = range.end.min(start.saturating_add(most));
             let mut blocked_until = None;
             for (_, flying) in &content.in_flight {
                 if flying.start <= start && start < flying.end {
@@ -196,8 +211,12 @@ impl Cache {
         debug_assert!(offset.is_multiple_of(BLOCK_SIZE) && (data.len() as u64).is_multiple_of(BLOCK_SIZE));
         self.discard(file, offset..end);
         let file_size = file.size().max(end);
-        let run = DirtyRun { file: &file.extents, offset, end, slices: vec![data], file_size };
-        for result in self.extents.store(&[run]) {
+        let results = if self.extents.space.has_parity() && !self.plug.is_off() {
+            vec![self.write_gathered(file, offset, data, file_size)]
+        } else {
+            self.extents.store(&[DirtyRun { file: &file.extents, offset, end, slices: vec![data], file_size }])
+        };
+        for result in results {
             result.inspect_err(|error| {
                 self.extents.space.release(data.len() as u64 / BLOCK_SIZE);
                 self.extents.meta.latch().set(&format!("writing inode {}: {error}", file.inode), true);

@@ -10,7 +10,7 @@ use crate::sys::MountFlags;
 use std::path::PathBuf;
 
 /// Our options and one line about each.
-pub const OPTIONS: [(&str, &str); 21] = [
+pub const OPTIONS: [(&str, &str); 23] = [
     ("ro | rw", "read-only changes no byte of the store"),
     ("cache=writeback|none", "who holds written data first: the kernel's page cache, or the daemon"),
     ("cache-size=SIZE", "memory for the daemon's caches (256M)"),
@@ -21,6 +21,8 @@ pub const OPTIONS: [(&str, &str); 21] = [
         "when threads that read requests wait for devices themselves; idle, off: for comparison (auto)",
     ),
     ("csum-inline=SIZE", "checksum up to this much on the thread that has it, above on the checksum pool"),
+    ("plug-bytes=SIZE", "with parity: gather direct writes into stripes up to this much; 0: do not, for comparison (8M)"),
+    ("plug-us=N", "with parity: the longest that a direct write waits for the rest of a stripe, in microseconds (5000)"),
     (
         "read-order=submitted|reversed",
         "reversed: large reads are verified and answered the wrong way round, for comparison (submitted)",
@@ -207,12 +209,7 @@ impl MountOptions {
                 }
             }
             "wait-inline" => {
-                self.filesystem.wait_inline = match value {
-                    "auto" => WaitInline::Auto,
-                    "idle" => WaitInline::Idle,
-                    "off" => WaitInline::Off,
-                    _ => return Err(wrong("must be auto, idle or off")),
-                }
+                self.filesystem.wait_inline = parse_wait_inline(value).ok_or_else(|| wrong("must be auto, idle or off"))?;
             }
             "read-order" => {
                 self.filesystem.read_order = match value {
@@ -225,6 +222,11 @@ impl MountOptions {
                 self.filesystem.checksum_inline_max_bytes =
                     usize::try_from(size()?).map_err(|_| wrong("too large; write it like 64K or 1M"))?;
             }
+            "plug-bytes" => self.filesystem.plug.bytes_max = size()?,
+            "plug-us" => {
+                let hold = parse_hold(value).ok_or_else(|| wrong("must be a number of microseconds up to 1000000"))?;
+                self.filesystem.plug.hold = hold;
+            }
             "transport" => {
                 self.transport = match value {
                     "auto" => Transport::Auto,
@@ -234,8 +236,7 @@ impl MountOptions {
                 }
             }
             "threads" => {
-                let threads = value.parse::<usize>().ok().filter(|threads| (1..=256).contains(threads));
-                self.threads = Some(threads.ok_or_else(|| wrong("must be a number from 1 to 256"))?);
+                self.threads = Some(parse_threads(value).ok_or_else(|| wrong("must be a number from 1 to 256"))?);
             }
             "metrics" => {
                 let target = Target::parse(value).ok_or_else(|| wrong("must be like 127.0.0.1:9100, or the path of a file"))?;
@@ -252,6 +253,23 @@ impl MountOptions {
         }
         Ok(true)
     }
+}
+
+fn parse_wait_inline(value: &str) -> Option<WaitInline> {
+    match value {
+        "auto" => Some(WaitInline::Auto),
+        "idle" => Some(WaitInline::Idle),
+        "off" => Some(WaitInline::Off),
+        _ => None,
+    }
+}
+
+fn parse_hold(value: &str) -> Option<std::time::Duration> {
+    value.parse::<u64>().ok().filter(|micros| *micros <= 1_000_000).map(std::time::Duration::from_micros)
+}
+
+fn parse_threads(value: &str) -> Option<usize> {
+    value.parse().ok().filter(|threads| (1..=256).contains(threads))
 }
 
 fn unknown(option: &str) -> Failure {
@@ -279,7 +297,7 @@ mod tests {
     #[test]
     fn every_option_of_the_file_system() {
         let options = parse(
-            "ro,cache=none,cache-size=64M,commit=0.5,nowait=off,wait-inline=idle,csum-inline=16K,read-order=reversed,noatime,nodiratime,noacl,chattr,allow_other,threads=3,transport=device,log=/var/log/s,fsname=data,nosuid,nodev,noexec,sync",
+            "ro,cache=none,cache-size=64M,commit=0.5,nowait=off,wait-inline=idle,csum-inline=16K,plug-bytes=2M,plug-us=70,read-order=reversed,noatime,nodiratime,noacl,chattr,allow_other,threads=3,transport=device,log=/var/log/s,fsname=data,nosuid,nodev,noexec,sync",
         )
         .unwrap();
         assert!(options.filesystem.read_only && !options.filesystem.nowait && options.synchronous);
@@ -292,6 +310,8 @@ mod tests {
         assert_eq!(options.filesystem.cache_bytes, 64 << 20);
         assert_eq!(options.filesystem.commit_interval_ms, 500);
         assert_eq!(options.filesystem.checksum_inline_max_bytes, 16 << 10);
+        let plug = options.filesystem.plug;
+        assert_eq!((plug.bytes_max, plug.hold.as_micros()), (2 << 20, 70));
         assert_eq!(options.filesystem.wait_inline, WaitInline::Idle);
         assert_eq!(options.filesystem.read_order, ReadOrder::Reversed);
         assert!(matches!(options.filesystem.access_times, AccessTimes::Noatime));

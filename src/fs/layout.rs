@@ -3,6 +3,7 @@
 use super::Filesystem;
 use crate::error::Result;
 use crate::extent::FileExtents;
+use crate::extent::load::Data;
 use crate::units::{BLOCK_SIZE, InodeNumber, block_ceil};
 use serde_json::{Value, json};
 
@@ -24,18 +25,13 @@ impl Filesystem {
         let extents = pieces.iter().filter(|piece| piece.data.is_some()).count();
         let mut ranges = Vec::new();
         for piece in pieces.iter().take(RANGES_MAX) {
-            let mut range = json!({ "offset": piece.offset, "length": piece.length, "kind": "zeros" });
-            if let Some(data) = piece.data.as_ref().filter(|data| data.is_lost()) {
-                range = json!({ "offset": piece.offset, "length": data.valid, "kind": "lost" });
-            } else if let Some(data) = &piece.data {
-                let block = data.extent.plus(data.first as u64);
-                let place = self.space.place(block)?;
-                range = json!({
-                    "offset": piece.offset, "length": data.valid, "kind": "data", "block": block.0,
-                    "device": place.device, "device_offset": place.offset,
-                });
+            match &piece.data {
+                None => ranges.push(json!({ "offset": piece.offset, "length": piece.length, "kind": "zeros" })),
+                Some(data) if data.is_lost() => {
+                    ranges.push(json!({ "offset": piece.offset, "length": data.valid, "kind": "lost" }));
+                }
+                Some(data) => self.add_ranges(piece.offset, data, &mut ranges)?,
             }
-            ranges.push(range);
         }
         let mebibytes = (size.div_ceil(BLOCK_SIZE) * BLOCK_SIZE) as f64 / f64::from(1 << 20);
         Ok(json!({
@@ -43,5 +39,21 @@ impl Filesystem {
             "extents_per_mebibyte": if size == 0 { 0.0 } else { extents as f64 / mebibytes },
             "ranges": ranges,
         }))
+    }
+
+    /// A piece, cut where it goes on on another device.
+    fn add_ranges(&self, mut offset: u64, data: &Data, ranges: &mut Vec<Value>) -> Result<()> {
+        let (mut block, mut left) = (data.block(), data.valid);
+        while left > 0 {
+            let place = self.space.place(block)?;
+            let blocks = self.space.blocks_in_one_place(block, left.div_ceil(BLOCK_SIZE))?;
+            let length = left.min(blocks * BLOCK_SIZE);
+            ranges.push(json!({
+                "offset": offset, "length": length, "kind": "data", "block": block.0,
+                "device": place.device, "device_offset": place.offset,
+            }));
+            (offset, left, block) = (offset + length, left - length, block.plus(blocks));
+        }
+        Ok(())
     }
 }

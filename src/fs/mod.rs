@@ -144,6 +144,11 @@ impl Filesystem {
         }
     }
 
+    /// Does such a write wait for others, to be written together with them? They must not have to wait for its thread.
+    pub fn gathers(&self, flags: WriteFlags) -> bool {
+        flags.direct && self.space.has_parity() && self.options.plug.bytes_max > 0
+    }
+
     /// Before an operation that changes metadata takes its first lock.
     fn begin_changing(&self) -> Result<()> {
         self.meta.latch().check()?;
@@ -213,6 +218,13 @@ impl Filesystem {
         let _alone = self.is_finding_space.lock();
         if self.space.available() >= blocks || self.commit_frees(blocks)? || self.open_group()? {
             return Ok(());
+        }
+        if self.space.has_parity() {
+            // What is dirty has reserved a row for each block; written together it takes far less.
+            self.write_back_listed()?;
+            if self.space.available() >= blocks {
+                return Ok(());
+            }
         }
         self.commit_now()?;
         self.reap_all()?;
@@ -285,6 +297,8 @@ impl Filesystem {
                 "inodes_cached": self.table.cached_count(), "inodes_known_to_kernel": self.table.known_count(),
             },
             "devices": self.space.device_status(),
+            "stripes": self.space.stripe_status(),
+            "plug": if self.space.has_parity() { self.cache.plug_status() } else { serde_json::Value::Null },
             "read_only_reason": self.read_only_reason(),
             "counters": self.stats.to_json(),
         })

@@ -86,7 +86,7 @@ impl Filesystem {
             read_order: options.read_order,
         });
         let budget = options.cache_bytes.saturating_sub(index_bytes).max(8 << 20);
-        let cache = Cache::new(extents.clone(), stats.clone(), budget, !options.kernel_caches);
+        let cache = Cache::new(extents.clone(), stats.clone(), budget, !options.kernel_caches, options.plug);
         Filesystem {
             meta,
             space,

@@ -2,6 +2,7 @@
 
 pub use crate::extent::ReadOrder;
 
+use crate::cache::PlugOptions;
 use crate::error::Result;
 use crate::meta::records::FileKind;
 use crate::units::{InodeNumber, Timestamp};
@@ -230,6 +231,8 @@ pub struct Options {
     pub checksum_inline_max_bytes: usize,
     /// In which order large reads are verified and answered.
     pub read_order: ReadOrder,
+    /// How direct writes are gathered where there is parity.
+    pub plug: PlugOptions,
     /// Access times.
     pub access_times: AccessTimes,
     /// Listing a directory leaves its access time.
@@ -254,6 +257,7 @@ impl Default for Options {
             wait_inline: WaitInline::Auto,
             checksum_inline_max_bytes: usize::MAX,
             read_order: ReadOrder::Submitted,
+            plug: PlugOptions::default(),
             access_times: AccessTimes::Relatime,
             nodiratime: false,
             acl: true,

@@ -209,7 +209,8 @@ impl Dispatcher {
             }
         };
         let refused = Instant::now();
-        if self.may_wait_here(Some(reason), !write.flags.sync && self.is_quick(reason, data.len())) {
+        let may_wait = self.may_wait_here(Some(reason), !write.flags.sync && self.is_quick(reason, data.len()));
+        if may_wait && !fs.gathers(write.flags) {
             self.context.write(&write, data, refused, done);
         } else {
             let context = self.context.clone();

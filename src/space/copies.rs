@@ -159,6 +159,7 @@ impl Space {
                 "read_errors": of(&faults.read_errors),
                 "write_errors": of(&faults.write_errors),
                 "repaired_blocks": of(&faults.repaired_blocks),
+                "is_set_aside": device.is_set_aside(),
             })
         });
         devices.collect::<Vec<_>>().into()

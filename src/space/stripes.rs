@@ -13,6 +13,7 @@ use crate::disk::buffer::AlignedBuffer;
 use crate::error::{Error, Result};
 use crate::lock::assert_may_wait;
 use crate::units::{BLOCK, BLOCK_SIZE, BlockAddress};
+use serde_json::{Value, json};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Written where a narrow stripe has no data.
@@ -102,6 +103,21 @@ impl Space {
     /// Data bytes of a full stripe in new groups.
     pub fn stripe_bytes(&self) -> u64 {
         self.plan.stripe_blocks() * BLOCK_SIZE
+    }
+
+    /// What was written to groups with parity, for `stats`; null where there are none.
+    pub fn stripe_status(&self) -> Value {
+        if !self.has_parity() {
+            return Value::Null;
+        }
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counts = &self.stripe_counts;
+        json!({
+            "full": of(&counts.full),
+            "narrow": of(&counts.narrow),
+            "padded_bytes": of(&counts.padded_bytes),
+            "read_to_write_bytes": of(&counts.read_to_write_bytes),
+        })
     }
 
     /// Takes rows for `blocks`, out of the caller's reservation: whole stripes first.

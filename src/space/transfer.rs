@@ -25,6 +25,13 @@ impl Space {
         places.first().copied().ok_or_else(|| Error::corrupt(format!("block {block} lies nowhere")))
     }
 
+    /// How many of `blocks` from `block` on lie behind each other on one device; at least one.
+    pub fn blocks_in_one_place(&self, block: BlockAddress, blocks: u64) -> Result<u64> {
+        let (layout, in_group) = self.layout_at(block, BLOCK)?;
+        let left = u32::try_from(blocks.max(1)).unwrap_or(u32::MAX).min(layout.blocks() - in_group);
+        Ok(layout.pieces(in_group, left).next().map_or(1, |piece| u64::from(piece.count)))
+    }
+
     /// Do `blocks` from `first` on and what begins at `next` lie one behind the other, so that one transfer may take both?
     pub fn are_neighbours(&self, first: BlockAddress, blocks: u64, next: BlockAddress) -> bool {
         first.plus(blocks) == next && first.0 / self.blocks_per_group == next.0 / self.blocks_per_group

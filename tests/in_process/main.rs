@@ -38,4 +38,5 @@ mod scale;
 mod scrub;
 mod semantics;
 mod stress;
+mod stripes;
 mod tidy;
