@@ -8,9 +8,10 @@
 #   TIME_LIMIT=900         seconds after which a test is killed, and so fails
 #   SUMFS=PATH             the program (otherwise target/release/sumfs, or the one on PATH)
 #   SUMFS_PLACE=DIR        where stores, mount points and results go (otherwise /var/tmp/sumfs-xfstests)
-#   SUMFS_SIZE=10G         the size of a store
+#   SUMFS_SIZE=10G         the size of a store; some tests fill one to the last block, so SUMFS_PLACE must have room for both
 #
-# Each mode begins with fresh stores and ends with `sumfs check --data` of both. Results: SUMFS_PLACE/results-MODE.
+# Each mode begins with fresh stores and ends with `sumfs check --data` of both. Results: SUMFS_PLACE/results-MODE, with a line a
+# test in the file `summary` there (passed, failed, or not run and why).
 # The exit code is not 0 if a test failed or a store was not clean.
 set -u
 
@@ -34,6 +35,21 @@ export SUMFS SUMFS_CONFIG SUMFS_PLACE SUMFS_SIZE SUMFS_RUN=$$
 export HOST_OPTIONS=$SUMFS_CONFIG/local.config
 [ $# -gt 0 ] || set -- -g quick
 [ "$EXCLUDE" = no ] || set -- -E "$SUMFS_CONFIG/exclude" "$@"
+
+# A tmpfs may promise more than there is memory: a full store there ends with the kernel killing processes, other people's too.
+check_room() {
+	local need room memory
+	need=$(numfmt --from=iec "$SUMFS_SIZE" 2>/dev/null) || fail "SUMFS_SIZE=$SUMFS_SIZE is no size: write it as 10G"
+	need=$((2 * need))
+	mkdir -p "$SUMFS_PLACE" || fail "cannot make $SUMFS_PLACE: set SUMFS_PLACE to another directory"
+	room=$(command -p df -B1 --output=avail "$SUMFS_PLACE" | tail -n 1)
+	if [ "$(stat -f -c %T "$SUMFS_PLACE")" = tmpfs ]; then
+		memory=$(($(awk '$1 == "MemAvailable:" { print $2 }' /proc/meminfo) * 1024))
+		[ "$memory" -gt "$room" ] || room=$memory
+	fi
+	[ "$room" -ge "$need" ] || fail "$SUMFS_PLACE has room for $(numfmt --to=iec "$room"), two full stores take $(numfmt --to=iec "$need"): set SUMFS_PLACE to another directory, or SUMFS_SIZE"
+}
+check_room
 
 helper=/sbin/mount.fuse.sumfs-$SUMFS_RUN
 session=
@@ -84,6 +100,25 @@ kill_tree() {
 	kill -KILL "$1" 2>/dev/null
 }
 
+# From the last run in check.log, which check writes at its end: a killed check leaves no summary.
+summarize() {
+	local of=$RESULT_BASE/summary
+	awk -v base="$RESULT_BASE" '
+		/^Ran: / { split("", ran); split("", out); for (i = 2; i <= NF; i++) { ran[i] = $i; out[$i] = "passed" } last = NF }
+		/^Not run: / { for (i = 3; i <= NF; i++) out[$i] = "not run" }
+		/^Failures: / { for (i = 2; i <= NF; i++) out[$i] = "failed" }
+		END {
+			for (i = 2; i <= last; i++) {
+				reason = ""
+				if (out[ran[i]] == "not run") getline reason < (base "/" ran[i] ".notrun")
+				print ran[i] "\t" out[ran[i]] (reason == "" ? "" : "\t" reason)
+				count[out[ran[i]]]++
+			}
+			printf "summary: %d executed, %d passed, %d failed, %d not run\n", count["passed"] + count["failed"],
+				count["passed"], count["failed"], count["not run"] >"/dev/stderr"
+		}' "$RESULT_BASE/check.log" >"$of" && echo "a line a test: $of"
+}
+
 run_mode() {
 	local mode=$1 code watcher
 	shift
@@ -92,6 +127,7 @@ run_mode() {
 		umount "$SUMFS_PLACE/$name" 2>/dev/null
 		rm -rf "$SUMFS_PLACE/$name.store"
 	done
+	rm -f "$RESULT_BASE/check.log" "$RESULT_BASE/summary"
 	mkdir -p "$RESULT_BASE" "$SUMFS_PLACE/test" "$SUMFS_PLACE/scratch"
 	install_helper
 	cd "$XFSTESTS_DIR" || return 2
@@ -104,6 +140,7 @@ run_mode() {
 	session=
 	kill "$watcher" 2>/dev/null
 	wait "$watcher" 2>/dev/null
+	[ ! -f "$RESULT_BASE/check.log" ] || summarize
 	for name in test scratch; do
 		! mountpoint -q "$SUMFS_PLACE/$name" || "$SUMFS" umount "$SUMFS_PLACE/$name" || code=1
 		[ -d "$SUMFS_PLACE/$name.store" ] || continue
