@@ -34,7 +34,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
 /// What may be asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Command {
     /// All counters.
@@ -59,6 +59,8 @@ pub enum Command {
         /// Bytes a second at most, for `Start` and `Resume`; 0: no limit.
         limit: Option<u64>,
     },
+    /// The devices.
+    Device(DeviceRequest),
     /// Check the metadata as the last commit left it.
     Check,
     /// What is known to be damaged.
@@ -75,6 +77,14 @@ pub enum Command {
         /// Bytes.
         length: u64,
     },
+}
+
+/// What is asked about the devices.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceRequest {
+    /// All of them, and how it stands with each.
+    List,
 }
 
 /// What to do about the scrub. Every action is answered with its status.

@@ -28,6 +28,9 @@ pub struct Arguments {
     /// there any more reads as an error, not as zeros, until it is written anew.
     #[arg(long, conflicts_with = "data")]
     repair: bool,
+    /// Check also without a device that is missing: what is on it is left out if all data can be had without it.
+    #[arg(long, conflicts_with = "repair")]
+    degraded: bool,
     /// With --repair: say the same, but do not change anything.
     #[arg(long, requires = "repair")]
     dry_run: bool,
@@ -56,7 +59,13 @@ pub fn run(arguments: &Arguments) -> Outcome {
         ));
     }
     let read_only = !arguments.repair || arguments.dry_run;
-    let options = OpenOptions { read_only, wait_for_lock: Some(LOCK_TIMEOUT), allow_damage: true, ..OpenOptions::default() };
+    let options = OpenOptions {
+        read_only,
+        wait_for_lock: Some(LOCK_TIMEOUT),
+        allow_damage: true,
+        degraded: arguments.degraded,
+        ..OpenOptions::default()
+    };
     let store = StoreDirectory::open_with(&arguments.store, options).or_code(CODE_FAILED)?;
     let bar = progress_bar("{bar:40} {percent}% {eta} left");
     if arguments.repair {

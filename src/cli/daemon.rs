@@ -6,12 +6,12 @@
 
 use super::metrics::{self, Exporter};
 use super::mount::{CODE_FAILED, Plan, READY};
-use super::{Failure, LOCK_TIMEOUT, Outcome, WithCode, check_online, info, logging, mountinfo, read, scrub};
+use super::{Failure, LOCK_TIMEOUT, Outcome, WithCode, check_online, device, info, logging, mountinfo, read, scrub};
 use crate::control::{self, Command};
 use crate::error::Error;
 use crate::fs::{AccessTimes, Filesystem, Options};
 use crate::fuse::session::{self, CacheMode, SessionOptions};
-use crate::store::StoreDirectory;
+use crate::store::{OpenOptions, StoreDirectory};
 use crate::sys;
 use serde_json::{Value, json};
 use std::cell::Cell;
@@ -58,7 +58,13 @@ fn serve(plan: &Plan, usable: &Cell<bool>) -> std::result::Result<(), Failure> {
     sys::keep_memory_together();
     sys::raise_open_files_limit().or_code(CODE_FAILED)?;
 
-    let store = StoreDirectory::open(&plan.store, plan.options.filesystem.read_only, Some(LOCK_TIMEOUT)).or_code(CODE_FAILED)?;
+    let opening = OpenOptions {
+        read_only: plan.options.filesystem.read_only,
+        wait_for_lock: Some(LOCK_TIMEOUT),
+        degraded: plan.options.degraded,
+        ..OpenOptions::default()
+    };
+    let store = StoreDirectory::open_with(&plan.store, opening).or_code(CODE_FAILED)?;
     let mut description = info::describe_store(&store);
     description["mountpoint"] = json!(plan.mountpoint.to_string_lossy());
     let kernel_caches = plan.options.cache == CacheMode::Writeback;
@@ -162,6 +168,7 @@ fn start_control(
         Command::Salvage { inode, offset, length } => {
             filesystem.salvage(crate::units::InodeNumber(inode), offset, length).map(|salvaged| read::answer(&salvaged))
         }
+        Command::Device(request) => device::answer(&filesystem, &request),
         Command::Check => check_online::answer(&filesystem),
         Command::Sync => filesystem.sync().map(|()| Value::Null),
         Command::Pid | Command::Wait => Ok(json!(std::process::id())),

@@ -18,7 +18,7 @@ Fields of --json:
   features              its features: lists of names under compat, ro_compat and incompat
   data_profile          single or dup
   size_bytes, used_bytes, free_bytes, group_bytes, inodes
-  devices               a list: id, path, bytes
+  devices               a list: id, path, bytes, state (as device list has it)
   journal               path (null: in the store), bytes
   image                 what a lost index can be made from: state, generation, when it was completed, sizes, age_seconds, failure
   read_only_reason      null, or why nothing can be written";
@@ -29,7 +29,8 @@ Fields of --json; everything counts since it was mounted:
   space                 blocks of 4096 bytes: in all, free, reserved, promised to preallocated files
   metadata              journal and index: sizes, what is pending
   cache                 bytes cached and dirty, inodes
-  devices               a list: id, and the read_errors, write_errors, checksum_errors and repaired_blocks of each
+  devices               a list: id, path, bytes, state, is_set_aside, allocated_bytes, used_bytes (see device list), and the
+                        read_errors, write_errors, checksum_errors and repaired_blocks of each
   read_only_reason      null, or why nothing can be written
   counters              in groups: operations (requests by kind), requests, refused (by the reason for which an operation had to
                         wait), io, checksum, transaction, cache, healed, and latency with count, mean_us, p50_us, p99_us and
@@ -41,6 +42,20 @@ Fields of --json:
   inode, size           the file
   extents               how many; extents_per_mebibyte is their density
   ranges                a list: offset, length, kind (data or zeros), and for data block, device and device_offset";
+
+/// Of `sumfs device list`.
+pub const DEVICE_LIST: &str = "\
+Fields of --json:
+  data_profile          how new data is kept
+  devices               a list:
+    id, path, bytes     which, where, and how much of it the store has
+    state               present, missing, set aside (it failed too often; nothing is asked of it), or stale (there again, but it
+                        missed something: a scrub mends it)
+    is_set_aside        nothing is read from it or written to it
+    allocated_bytes     in groups
+    used_bytes          of these, with data or parity
+    read_errors, write_errors, checksum_errors, repaired_blocks
+                        what it did wrong since the store was mounted";
 
 /// Of `sumfs check`.
 pub const CHECK: &str = "\

@@ -9,7 +9,7 @@ use crate::control::Command;
 use crate::disk::superblock::{FeatureKind, feature_names};
 use crate::error::Result;
 use crate::fs::{Filesystem, Options};
-use crate::store::{DataProfile, Engine, StoreDirectory};
+use crate::store::{DataProfile, Engine, OpenOptions, StoreDirectory};
 use crate::units::BLOCK_SIZE;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -76,7 +76,7 @@ pub fn stats(arguments: &StatsArguments) -> Outcome {
 
 /// Opens a store that nobody serves, as `mount -o ro` would.
 fn unmounted(store: &Path) -> Result<Value> {
-    let store = StoreDirectory::open(store, true, None)?;
+    let store = StoreDirectory::open_with(store, OpenOptions { read_only: true, degraded: true, ..OpenOptions::default() })?;
     let options = Options { read_only: true, background: false, ..Options::default() };
     let filesystem = Filesystem::open(store.disks().clone(), options)?;
     let mut info = with_status(describe_store(&store), &filesystem);
@@ -122,6 +122,11 @@ pub fn with_status(mut description: Value, filesystem: &Filesystem) -> Value {
         set(&mut image, "age_seconds", json!(clock::now().seconds.saturating_sub(completed).max(0)));
     }
     set(&mut description, "image", image);
+    let states = filesystem.device_status();
+    for device in description["devices"].as_array_mut().into_iter().flatten() {
+        let known = states.as_array().into_iter().flatten().find(|known| known["id"] == device["id"]);
+        set(device, "state", known.map_or(Value::Null, |known| known["state"].clone()));
+    }
     set(&mut description, "read_only_reason", json!(filesystem.read_only_reason()));
     set(&mut description, "version", json!(env!("CARGO_PKG_VERSION")));
     set(&mut description, "pid", json!(std::process::id()));
@@ -187,7 +192,10 @@ fn info_table(info: &Value) -> String {
     ];
     for device in info.get("devices").and_then(Value::as_array).into_iter().flatten() {
         let path = device.get("path").and_then(Value::as_str).unwrap_or("-");
-        rows.push(("device", format!("{}: {path}, {}", device.get("id").unwrap_or(&Value::Null), bytes_in(device, "bytes"))));
+        let state = device.get("state").and_then(Value::as_str).filter(|state| *state != "present");
+        let state = state.map(|state| format!(", {state}")).unwrap_or_default();
+        let id = device.get("id").unwrap_or(&Value::Null);
+        rows.push(("device", format!("{id}: {path}, {}{state}", bytes_in(device, "bytes"))));
     }
     let journal = info.get("journal").unwrap_or(&Value::Null);
     let place = journal.get("path").and_then(Value::as_str).unwrap_or("in the store");

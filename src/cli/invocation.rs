@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// What is no store in the bare form.
-pub(super) const COMMANDS: [&str; 17] = [
+pub(super) const COMMANDS: [&str; 18] = [
     "mkfs",
     "mount",
     "umount",
@@ -23,6 +23,7 @@ pub(super) const COMMANDS: [&str; 17] = [
     "check",
     "scrub",
     "damage",
+    "device",
     "index",
     "read",
     "completions",

@@ -18,6 +18,7 @@ mod check_online;
 mod complaint;
 mod convert;
 pub mod daemon;
+pub mod device;
 mod fields;
 mod generate;
 mod index;
@@ -132,6 +133,8 @@ enum Command {
     Scrub(scrub::Arguments),
     /// Show or forget what is known to be damaged.
     Damage(scrub::DamageArguments),
+    /// Show and change what a store lies on.
+    Device(device::Arguments),
     /// Work on the index of a store that is not mounted: make it anew, or have another engine keep it.
     Index(index::Arguments),
     /// Write a damaged file to standard output, as well as it can be had.
@@ -182,6 +185,7 @@ fn run(command: Command) -> Outcome {
         Command::Check(arguments) => check::run(&arguments),
         Command::Scrub(arguments) => scrub::run(&arguments),
         Command::Damage(arguments) => scrub::damage(&arguments),
+        Command::Device(arguments) => device::run(&arguments),
         Command::Index(arguments) => index::run(&arguments),
         Command::Read(arguments) => read::run(&arguments),
         Command::Completions(arguments) => generate::completions(&arguments),

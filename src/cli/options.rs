@@ -10,8 +10,9 @@ use crate::sys::MountFlags;
 use std::path::PathBuf;
 
 /// Our options and one line about each.
-pub const OPTIONS: [(&str, &str); 23] = [
+pub const OPTIONS: [(&str, &str); 24] = [
     ("ro | rw", "read-only changes no byte of the store"),
+    ("degraded", "mount also without a device that is missing, if all data can be had without it"),
     ("cache=writeback|none", "who holds written data first: the kernel's page cache, or the daemon"),
     ("cache-size=SIZE", "memory for the daemon's caches (256M)"),
     ("commit=SECONDS", "the longest that anything stays uncommitted (5)"),
@@ -97,6 +98,8 @@ pub struct MountOptions {
     pub remount: bool,
     /// It is no failure if the store is not there.
     pub nofail: bool,
+    /// Do without devices that are missing.
+    pub degraded: bool,
 }
 
 impl Default for MountOptions {
@@ -116,6 +119,7 @@ impl Default for MountOptions {
             synchronous: false,
             remount: false,
             nofail: false,
+            degraded: false,
         }
     }
 }
@@ -175,6 +179,7 @@ impl MountOptions {
             "exec" => self.exec = true,
             "noexec" => self.exec = false,
             "sync" => self.synchronous = true,
+            "degraded" => self.degraded = true,
             "nofail" => self.nofail = true,
             "fail" => self.nofail = false,
             "remount" => self.remount = true,

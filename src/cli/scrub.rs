@@ -10,7 +10,7 @@ use super::{Failure, LOCK_TIMEOUT, Outcome, WithCode, fields, mountinfo, progres
 use crate::control::{Command, ScrubAction};
 use crate::error::Result;
 use crate::fs::{Filesystem, Options};
-use crate::store::{StoreDirectory, parse_size};
+use crate::store::{OpenOptions, StoreDirectory, parse_size};
 use crate::sys::Mounted;
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
@@ -59,6 +59,9 @@ struct StartArguments {
     /// Wait until it has ended, and say what it found. A store that is not mounted is always waited for.
     #[arg(long)]
     wait: bool,
+    /// A store that is not mounted: go on without a device that is missing, if all data can be had without it.
+    #[arg(long)]
+    degraded: bool,
     /// Read at most so much a second, like 200M; 0 for no limit.
     #[arg(long, value_name = "SIZE", value_parser = parse_limit)]
     limit: Option<u64>,
@@ -109,11 +112,12 @@ enum Target {
 }
 
 impl Target {
-    fn find(path: &Path, read_only: bool) -> std::result::Result<Target, Failure> {
+    fn find(path: &Path, read_only: bool, degraded: bool) -> std::result::Result<Target, Failure> {
         if let Some(mount) = mountinfo::mount_at_or_of(path).or_code(CODE_FAILED)? {
             return Ok(Target::Mounted(mount));
         }
-        let store = StoreDirectory::open(path, read_only, Some(LOCK_TIMEOUT)).or_code(CODE_FAILED)?;
+        let options = OpenOptions { read_only, wait_for_lock: Some(LOCK_TIMEOUT), degraded, ..OpenOptions::default() };
+        let store = StoreDirectory::open_with(path, options).or_code(CODE_FAILED)?;
         let options = Options { read_only, background: false, ..Options::default() };
         let filesystem = Filesystem::open(store.disks().clone(), options).or_code(CODE_FAILED)?;
         Ok(Target::Opened(filesystem, store.into()))
@@ -184,7 +188,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Action::Start(start) => begin(start, ScrubAction::Start),
         Action::Resume(start) => begin(start, ScrubAction::Resume),
         Action::Status(target) => {
-            let found = Target::find(&target.target, true)?;
+            let found = Target::find(&target.target, true, true)?;
             let mut report = found.ask(Command::Scrub { action: ScrubAction::Report, limit: None })?;
             if matches!(found, Target::Opened(..)) && report["state"] == "running" {
                 // Nobody works on it: the next mount will, or `resume`.
@@ -200,7 +204,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
 }
 
 fn begin(start: &StartArguments, action: ScrubAction) -> Outcome {
-    let target = Target::find(&start.target, false)?;
+    let target = Target::find(&start.target, false, start.degraded)?;
     let begun = target.ask(Command::Scrub { action, limit: start.limit })?;
     if !start.wait && matches!(target, Target::Mounted(_)) {
         show(&begun, start.json);
@@ -213,7 +217,7 @@ fn begin(start: &StartArguments, action: ScrubAction) -> Outcome {
 }
 
 fn change(target: &TargetArguments, action: ScrubAction) -> Outcome {
-    let found = Target::find(&target.target, false)?;
+    let found = Target::find(&target.target, false, false)?;
     let status = found.ask(Command::Scrub { action, limit: None })?;
     found.close()?;
     show(&status, target.json);
@@ -226,7 +230,7 @@ pub fn damage(arguments: &DamageArguments) -> Outcome {
         DamageAction::List(target) => (target, false),
         DamageAction::Clear(target) => (target, true),
     };
-    let found = Target::find(&target.target, !clear)?;
+    let found = Target::find(&target.target, !clear, !clear)?;
     let damage = found.ask(Command::Damage { clear })?;
     found.close()?;
     if target.json {

@@ -25,6 +25,12 @@ enum Bad {
     Unreadable(Error),
 }
 
+impl Bad {
+    fn is_absent(&self) -> bool {
+        matches!(self, Bad::Unreadable(Error::SetAside { .. }))
+    }
+}
+
 impl Extents {
     /// Makes all blocks of the part what they should be. `is_read` says whether its bytes came from a device at all.
     pub(super) fn rescue(&self, file: &ExtentFile, part: &mut Part<'_>, is_read: bool) -> Result<()> {
@@ -60,7 +66,8 @@ impl Extents {
     }
 
     fn count(&self, missing: &Missing, bad: &[(usize, Bad)]) {
-        for (copy, fault) in bad {
+        // A device that is not there does nothing wrong.
+        for (copy, fault) in bad.iter().filter(|(_, fault)| !fault.is_absent()) {
             self.space.count_bad_copy(&self.stats, missing.address, *copy, matches!(fault, Bad::Unreadable(_)));
         }
     }
@@ -71,7 +78,7 @@ impl Extents {
             return;
         }
         let (inode, offset, address) = (file.inode, missing.offset, missing.address);
-        for (copy, _) in bad {
+        for (copy, _) in bad.iter().filter(|(_, fault)| !fault.is_absent()) {
             match self.space.mend(address, *copy, good) {
                 Ok(()) => {
                     self.stats.repaired_blocks.fetch_add(1, Ordering::Relaxed);

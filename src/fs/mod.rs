@@ -281,6 +281,16 @@ impl Filesystem {
         }
     }
 
+    /// The superblock as it is now.
+    pub fn superblock(&self) -> Superblock {
+        self.superblock.lock().clone()
+    }
+
+    /// Each device: how it stands with it, what lies on it, what it did wrong.
+    pub fn device_status(&self) -> serde_json::Value {
+        self.space.device_status()
+    }
+
     /// Everything for `info` and `stats`.
     pub fn status(&self) -> serde_json::Value {
         let counts = self.space.counts();
@@ -296,7 +306,7 @@ impl Filesystem {
                 "dirty_bytes_max": self.cache.dirty_bytes_max(),
                 "inodes_cached": self.table.cached_count(), "inodes_known_to_kernel": self.table.known_count(),
             },
-            "devices": self.space.device_status(),
+            "devices": self.device_status(),
             "stripes": self.space.stripe_status(),
             "plug": if self.space.has_parity() { self.cache.plug_status() } else { serde_json::Value::Null },
             "read_only_reason": self.read_only_reason(),

@@ -54,6 +54,8 @@ impl Filesystem {
             latch: latch.clone(),
         })
         .map_err(|error| if matches!(error, Error::Corrupt(_)) { with_way_out(&disks, error) } else { error })?;
+        meta.space().check_not_lost()?;
+        meta.space().compare_generations();
         if let Some(images) = disks.images.clone().filter(|_| !options.read_only) {
             meta.keep_image(images, superblock.uuid)?;
         }

@@ -51,6 +51,8 @@ struct Held {
     record: ScrubRecord,
     /// Why it could not go on.
     failure: Option<String>,
+    /// It began while this process had all devices, which then are as they should be if it leaves nothing bad.
+    covers_devices: bool,
     /// Since when this process works on it, and how many blocks it had done by then: for the rate.
     since: Option<(Instant, u64)>,
     /// Requests seen, and when they were last more than before.
@@ -77,6 +79,7 @@ impl Filesystem {
 
     /// Begins a new scrub with at most `limit` bytes a second (0: no limit).
     pub fn scrub_start(&self, limit: u64) -> Result<()> {
+        let has_all = self.space.set_aside_devices().is_empty();
         self.change_scrub(|record| match record.state {
             ScrubState::Running => Err(Error::usage("a scrub is under way already; see: sumfs scrub status")),
             ScrubState::Paused => Err(Error::usage("a scrub is paused; resume or cancel it first")),
@@ -85,7 +88,9 @@ impl Filesystem {
                 *record = ScrubRecord { number, state, limit, began: now().seconds, ..ScrubRecord::default() };
                 Ok(())
             }
-        })
+        })?;
+        self.scrub.held.lock().covers_devices = has_all;
+        Ok(())
     }
 
     /// Ends it for now.
@@ -187,8 +192,17 @@ impl Filesystem {
         if record.state == ScrubState::Finished {
             record.blocks_total = record.blocks;
             self.forget_damage(|scrub| scrub < record.number)?;
+            self.renew_devices(&record);
         }
         self.keep_step(&before, record, found)
+    }
+
+    /// After a scrub that compared everything and left nothing bad no device is stale.
+    fn renew_devices(&self, record: &ScrubRecord) {
+        let is_clean = record.bad_blocks == record.repaired_blocks && self.space.set_aside_devices().is_empty();
+        if is_clean && self.scrub.held.lock().covers_devices && !self.options.read_only {
+            self.space.renew_generations();
+        }
     }
 
     /// Records what a step came to, unless another scrub began meanwhile.
@@ -249,7 +263,7 @@ impl Filesystem {
             }
         }
         for (device, disk) in self.space.disks() {
-            match label::read(&**disk, true) {
+            match label::read(&*disk, true) {
                 Ok(found) => healed += found.damaged_copies.len() as u64,
                 Err(error) => tracing::error!("scrub: the label of device {device}: {error}"),
             }

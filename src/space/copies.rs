@@ -14,6 +14,7 @@ use crate::stats::Stats;
 use crate::units::{BLOCK, BLOCK_SIZE, BlockAddress};
 use serde_json::{Value, json};
 use std::ops::Deref;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The most copies that a group has.
@@ -90,7 +91,7 @@ impl Space {
         let (layout, in_group) = self.layout_at(block, into.len())?;
         if !layout.is_striped() {
             let (device, offset) = self.locate_copy(block, copy, into.len())?;
-            return device.disk.read_at(offset, into);
+            return self.read_present(Place { device: device.id, offset }, into);
         }
         let mut rest = into;
         for piece in layout.pieces(in_group, (rest.len() / BLOCK) as u32) {
@@ -100,7 +101,7 @@ impl Space {
                 now.fill(0);
                 self.rebuild(&layout, piece.block, now)?;
             } else if let Some(place) = layout.data_place(piece.block) {
-                self.device(place.device)?.disk.read_at(place.offset, now)?;
+                self.read_present(place, now)?;
             }
         }
         Ok(())
@@ -119,6 +120,9 @@ impl Space {
         assert_may_wait("writing a device");
         let (layout, in_group) = self.layout_at(block, bytes.len())?;
         let (device, offset) = self.locate_copy(block, copy, bytes.len())?;
+        if device.is_set_aside() {
+            return Err(Error::SetAside { device: device.id });
+        }
         let written = if copy > 0 && layout.has_parity() {
             self.mend_parity(&layout, in_group, bytes)
         } else {
@@ -132,7 +136,8 @@ impl Space {
 
     /// Counts a copy of a block that did not match its checksum, or could not be read, in `stats` and with its device.
     pub fn count_bad_copy(&self, stats: &Stats, block: BlockAddress, copy: usize, is_unreadable: bool) {
-        let Ok((Device { faults, .. }, _)) = self.locate_copy(block, copy, 0) else { return };
+        let Ok((device, _)) = self.locate_copy(block, copy, 0) else { return };
+        let faults = &device.faults;
         let (of_all, of_device) = if is_unreadable {
             (&stats.io_errors, &faults.read_errors)
         } else {
@@ -142,19 +147,26 @@ impl Space {
         of_device.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn locate_copy(&self, block: BlockAddress, copy: usize, bytes: usize) -> Result<(&Device, u64)> {
+    fn locate_copy(&self, block: BlockAddress, copy: usize, bytes: usize) -> Result<(Arc<Device>, u64)> {
         let places = self.locate(block, bytes)?;
         let place = places.get(copy).ok_or_else(|| Error::corrupt(format!("block {block} has no copy {copy}")))?;
         Ok((self.device(place.device)?, place.offset))
     }
 
-    /// What each device did wrong, for `stats`.
+    /// What each device is, holds and did wrong, for `stats` and `device list`.
     pub fn device_status(&self) -> Value {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let devices = self.devices.iter().map(|device| {
+        let (devices, occupancy) = (self.devices(), self.occupancy());
+        let devices = devices.iter().map(|device| {
             let faults = &device.faults;
+            let held = occupancy.get(&device.id).copied().unwrap_or_default();
             json!({
                 "id": device.id,
+                "path": device.disk.name(),
+                "state": Space::state_of(device),
+                "bytes": device.disk.len().unwrap_or(0),
+                "allocated_bytes": held.allocated,
+                "used_bytes": held.used,
                 "checksum_errors": of(&faults.checksum_errors),
                 "read_errors": of(&faults.read_errors),
                 "write_errors": of(&faults.write_errors),

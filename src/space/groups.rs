@@ -12,7 +12,7 @@ use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::lock::{Rank, RankedMutex, assert_may_wait};
 use crate::meta::records::GroupRecord;
-use crate::sync::AtomicBool;
+use crate::sync::{AtomicBool, AtomicU64, RwLock};
 use crate::units::{BLOCK_SIZE, BlockAddress};
 use std::sync::Arc;
 
@@ -44,6 +44,10 @@ pub(super) struct State {
     promised: u64,
     pub(super) cursors: Cursors,
     pub(super) rows: RowCursors,
+    /// Where groups may lie.
+    areas: Vec<Area>,
+    /// Devices on which no group is opened: missing, set aside.
+    pub(super) closed: Vec<u32>,
     /// Places where groups can still be opened; the next one last.
     slots: Vec<Slot>,
     /// Of the groups with parity the most data blocks in a row: so many may be lost to one block that is written alone.
@@ -59,18 +63,24 @@ pub(super) struct Device {
     pub(super) faults: Faults,
     /// Missing, or it failed too often: nothing is read from it or written to it.
     pub(super) is_set_aside: AtomicBool,
+    /// It is there again, but missed something.
+    pub(super) is_stale: AtomicBool,
+    /// That of its label; 0: not known.
+    pub(super) generation: AtomicU64,
 }
 
 /// Groups, free space, reservations and the way from a logical block to a device.
 #[derive(Debug)]
 pub struct Space {
-    pub(super) devices: Vec<Device>,
+    devices: RwLock<Vec<Arc<Device>>>,
     pub(super) blocks_per_group: u64,
     /// What new groups get.
     pub(super) plan: Plan,
     pub(super) state: RankedMutex<State>,
     pub(super) pinned: Arc<Pinned>,
     is_opening: crate::sync::Mutex<()>,
+    /// A device was set aside, and the labels of the others do not say so yet.
+    pub(super) is_absence_due: AtomicBool,
     /// How quick the devices are.
     pub pace: Pace,
     /// What was written to groups with parity.
@@ -131,10 +141,11 @@ impl Space {
             promised,
             cursors: Cursors::default(),
             rows: RowCursors::default(),
+            areas,
+            closed: devices.iter().filter(|(_, disk)| disk.is_missing()).map(|(id, _)| *id).collect(),
             slots: Vec::new(),
             row_blocks: 1,
         };
-        let mut taken = Vec::new();
         for (number, (record, bitmap)) in open_groups.into_iter().enumerate() {
             let layout = Layout::of(&record, blocks_per_group)?;
             let applied = match bitmap {
@@ -143,18 +154,18 @@ impl Space {
                     .ok_or_else(|| Error::corrupt(format!("bitmap of group {number} has a wrong length")))?
                     .resized(layout.blocks()),
             };
-            let column_bytes = u64::from(layout.column_blocks()) * BLOCK_SIZE;
-            taken.extend(record.copies.iter().map(|(device, begin)| (*device, *begin, column_bytes)));
             state.add(Group { takes_new: record.profile == plan.profile, ..Group::new(layout, applied) });
         }
-        state.slots = plan.free_slots(&areas, blocks_per_group, &taken);
+        state.find_slots(&plan, blocks_per_group);
+        let is_absence_due = AtomicBool::new(!state.closed.is_empty());
         Ok(Space {
-            devices: devices.into_iter().map(|(id, disk)| Device::new(id, disk)).collect(),
+            devices: RwLock::new(devices.into_iter().map(|(id, disk)| Arc::new(Device::new(id, disk))).collect()),
             blocks_per_group: u64::from(blocks_per_group),
             plan,
             state: RankedMutex::new(Rank::Space, state),
             pinned: Arc::default(),
             is_opening: crate::sync::Mutex::new(()),
+            is_absence_due,
             pace: Pace::default(),
             stripe_counts: StripeCounts::default(),
         })
@@ -309,7 +320,7 @@ impl Space {
     /// The counts now.
     pub fn counts(&self) -> SpaceCounts {
         let pinned = self.pinned.blocks();
-        let host = self.devices.iter().filter_map(|device| device.disk.host_free_bytes()).min();
+        let host = self.devices().iter().filter_map(|device| device.disk.host_free_bytes()).min();
         let state = self.state.lock();
         let unopened = state.slots.len() as u64;
         let bytes = |slot: &Slot| slot.len() as u64 * self.plan.column_blocks(self.blocks_per_group as u32) * BLOCK_SIZE;
@@ -367,16 +378,19 @@ impl Space {
             promised: 0,
             cursors: Cursors::default(),
             rows: RowCursors::default(),
+            areas: Vec::new(),
+            closed: Vec::new(),
             slots: Vec::new(),
             row_blocks: 1,
         };
         Space {
-            devices: self.devices.iter().map(Device::with_the_same_disk).collect(),
+            devices: RwLock::new(self.devices().iter().map(|device| Arc::new(device.with_the_same_disk())).collect()),
             blocks_per_group: self.blocks_per_group,
             plan: self.plan,
             state: RankedMutex::new(Rank::Space, state),
             pinned: Arc::default(),
             is_opening: crate::sync::Mutex::new(()),
+            is_absence_due: AtomicBool::new(false),
             pace: Pace::default(),
             stripe_counts: StripeCounts::default(),
         }
@@ -402,12 +416,17 @@ impl Space {
     }
 
     /// The devices with their ids.
-    pub fn disks(&self) -> impl Iterator<Item = (u32, &Arc<dyn Disk>)> {
-        self.devices.iter().map(|device| (device.id, &device.disk))
+    pub fn disks(&self) -> Vec<(u32, Arc<dyn Disk>)> {
+        self.devices().iter().map(|device| (device.id, device.disk.clone())).collect()
     }
 
-    pub(super) fn device(&self, id: u32) -> Result<&Device> {
-        self.devices.iter().find(|device| device.id == id).ok_or_else(|| Error::corrupt(format!("no device {id}")))
+    pub(super) fn devices(&self) -> Vec<Arc<Device>> {
+        self.devices.read().clone()
+    }
+
+    pub(super) fn device(&self, id: u32) -> Result<Arc<Device>> {
+        let devices = self.devices.read();
+        devices.iter().find(|device| device.id == id).cloned().ok_or_else(|| Error::corrupt(format!("no device {id}")))
     }
 }
 
@@ -462,6 +481,17 @@ impl State {
             self.row_blocks = self.row_blocks.max(u64::from(group.layout.data_columns()));
         }
         self.groups.push(group);
+    }
+
+    /// Looks for the places that are left for further groups.
+    pub(super) fn find_slots(&mut self, plan: &Plan, blocks_per_group: u32) {
+        let areas: Vec<Area> = self.areas.iter().filter(|area| !self.closed.contains(&area.device)).copied().collect();
+        let mut taken = Vec::new();
+        for group in &self.groups {
+            let bytes = u64::from(group.layout.column_blocks()) * BLOCK_SIZE;
+            taken.extend(group.layout.places.iter().map(|(device, begin)| (*device, *begin, bytes)));
+        }
+        self.slots = plan.free_slots(&areas, blocks_per_group, &taken);
     }
 
     fn available(&self) -> u64 {

@@ -7,7 +7,8 @@
 use super::copies::Faults;
 use super::groups::{Device, Space};
 use crate::disk::Disk;
-use crate::sync::AtomicBool;
+use crate::error::{Error, Result};
+use crate::sync::{AtomicBool, AtomicU64};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -17,7 +18,15 @@ const FAILURES_MAX: u64 = 4;
 impl Device {
     pub(super) fn new(id: u32, disk: Arc<dyn Disk>) -> Device {
         let is_set_aside = AtomicBool::new(disk.is_missing());
-        Device { id, disk, is_dirty: AtomicBool::new(false), faults: Faults::default(), is_set_aside }
+        Device {
+            id,
+            disk,
+            is_dirty: AtomicBool::new(false),
+            faults: Faults::default(),
+            is_set_aside,
+            is_stale: AtomicBool::new(false),
+            generation: AtomicU64::new(0),
+        }
     }
 
     /// For a frozen view of the space.
@@ -44,6 +53,11 @@ impl Space {
             return false;
         }
         if !device.is_set_aside.swap(true, Ordering::AcqRel) {
+            let mut state = self.state.lock();
+            state.closed.push(device.id);
+            state.find_slots(&self.plan, self.blocks_per_group as u32);
+            drop(state);
+            self.is_absence_due.store(true, Ordering::Release);
             tracing::error!(
                 "device {} ({}) is set aside: it failed too often; replace it with: sumfs device replace",
                 device.id,
@@ -53,9 +67,34 @@ impl Space {
         true
     }
 
+    /// How it stands with a device, for people.
+    pub(super) fn state_of(device: &Device) -> &'static str {
+        if device.disk.is_missing() {
+            "missing"
+        } else if device.is_set_aside() {
+            "set aside"
+        } else if device.is_stale() {
+            "stale"
+        } else {
+            "present"
+        }
+    }
+
+    /// An error that says what is needed, when a group cannot do without the devices that are set aside.
+    pub fn check_not_lost(&self) -> Result<()> {
+        let Some((group, device)) = self.lost_group() else { return Ok(()) };
+        let name = self.device(device)?.disk.name().to_owned();
+        let missing = self.set_aside_devices();
+        let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
+        Err(Error::usage(format!(
+            "group {group} needs device {device} ({name}) and cannot do without what is missing (devices {}); put one of them back",
+            missing.join(", ")
+        )))
+    }
+
     /// Ids of the devices set aside.
     pub fn set_aside_devices(&self) -> Vec<u32> {
-        self.devices.iter().filter(|device| device.is_set_aside()).map(|device| device.id).collect()
+        self.devices().iter().filter(|device| device.is_set_aside()).map(|device| device.id).collect()
     }
 
     /// The first group that cannot do without the devices that are set aside, and the device.

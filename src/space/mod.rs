@@ -11,9 +11,11 @@
 pub mod allocator;
 pub mod bitmap;
 pub mod copies;
+mod generations;
 pub mod groups;
 mod layout;
 mod missing;
+pub mod occupancy;
 pub mod pace;
 pub mod pinned;
 pub mod slots;

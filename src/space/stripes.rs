@@ -198,7 +198,7 @@ impl Space {
         let places = others.map(|other| layout.data_place(layout.block(row, other))).chain([layout.parity_place(row)]);
         for place in places {
             let place = place.ok_or_else(|| Error::corrupt("a group without places"))?;
-            self.device(place.device)?.disk.read_at(place.offset, &mut buffer)?;
+            self.read_present(place, &mut buffer)?;
             add(into, &buffer);
         }
         Ok(())
@@ -211,7 +211,7 @@ impl Space {
         let mut buffer = AlignedBuffer::zeroed(BLOCK);
         for other in (0..layout.data_columns()).filter(|other| *other != cell) {
             let place = layout.data_place(layout.block(row, other)).ok_or_else(|| Error::corrupt("a group without places"))?;
-            self.device(place.device)?.disk.read_at(place.offset, &mut buffer)?;
+            self.read_present(place, &mut buffer)?;
             add(&mut parity, &buffer);
         }
         let place = layout.parity_place(row).ok_or_else(|| Error::corrupt("a group without places"))?;

@@ -71,6 +71,15 @@ impl Space {
         })
     }
 
+    /// Reads a device that is not set aside.
+    pub(super) fn read_present(&self, place: Place, into: &mut [u8]) -> Result<()> {
+        let device = self.device(place.device)?;
+        if device.is_set_aside() {
+            return Err(Error::SetAside { device: place.device });
+        }
+        device.disk.read_at(place.offset, into)
+    }
+
     fn read_place(&self, place: Place, into: &mut [&mut [u8]]) -> Result<()> {
         let device = self.device(place.device)?;
         match into {
@@ -189,7 +198,7 @@ impl Space {
         if result.is_err() {
             device.faults.write_errors.fetch_add(1, Ordering::Relaxed);
             // Redundant data goes on without this device; else the write is tried elsewhere, perhaps on it.
-            if self.note_failure(device) {
+            if self.note_failure(&device) {
                 return Err(Error::SetAside { device: place.device });
             }
         }
@@ -199,16 +208,17 @@ impl Space {
     /// Flushes the devices written to since their last flush; how many (D2).
     pub fn flush(&self) -> Result<u64> {
         let mut flushed = 0;
-        for device in &self.devices {
+        for device in self.devices() {
             if device.is_dirty.swap(false, Ordering::AcqRel) && !device.is_set_aside() {
                 match device.disk.flush() {
                     // All it has is elsewhere too.
-                    Err(_) if self.set_aside(device) => {}
+                    Err(_) if self.set_aside(&device) => {}
                     result => result?,
                 }
                 flushed += 1;
             }
         }
+        self.note_absence();
         Ok(flushed)
     }
 }

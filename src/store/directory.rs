@@ -18,9 +18,8 @@ use super::host::{Host, copy_on_write_host, unsafe_for_sled};
 use super::{Disks, size::show_size};
 use crate::disk::Disk;
 use crate::disk::file::{FileDisk, OpenMode};
-use crate::disk::label;
 use crate::disk::memory::MemoryDisk;
-use crate::disk::superblock::{DeviceEntry, Superblock};
+use crate::disk::superblock::Superblock;
 use crate::error::{Error, Result};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -50,13 +49,22 @@ pub struct OpenOptions {
     /// For `check`: open also when the journal is missing or too short (read-write: it is made whole with zeros) and when a
     /// device has lost both labels. Each is logged.
     pub allow_damage: bool,
+    /// Open also without devices that are not there or do not fit: something stands for them that refuses every transfer.
+    pub degraded: bool,
     /// Open an index of sled also on a host where it does not survive power cuts: to turn it into another one.
     pub allow_unsafe_host: bool,
 }
 
 impl Default for OpenOptions {
     fn default() -> OpenOptions {
-        OpenOptions { read_only: false, wait_for_lock: None, direct: true, allow_damage: false, allow_unsafe_host: false }
+        OpenOptions {
+            read_only: false,
+            wait_for_lock: None,
+            direct: true,
+            allow_damage: false,
+            degraded: false,
+            allow_unsafe_host: false,
+        }
     }
 }
 
@@ -296,58 +304,6 @@ impl Opening<'_> {
             }
         }
         Ok(Arc::new(disk.limited_to(wanted)))
-    }
-
-    fn devices(&self, superblock: &Superblock) -> Result<Vec<Arc<dyn Disk>>> {
-        let mut devices: Vec<Arc<dyn Disk>> = Vec::new();
-        for (place, entry) in (0..).zip(&superblock.devices) {
-            if entry.id != place {
-                return Err(Error::corrupt(format!("list of devices in the superblock of {}", self.path.display())));
-            }
-            devices.push(Arc::new(self.device(superblock, entry)?));
-        }
-        Ok(devices)
-    }
-
-    fn device(&self, superblock: &Superblock, entry: &DeviceEntry) -> Result<FileDisk> {
-        let disk = self.part(Path::new(&entry.path), &format!("device {}", entry.id), self.options.direct)?;
-        let store = self.path.display();
-        let name = disk.name().to_owned();
-        let len = disk.len()?;
-        if len < entry.len {
-            return Err(Error::corrupt(format!(
-                "{name}, device {} of the store {store}, has {} and should have {}: it was made shorter; put the whole one back",
-                entry.id,
-                show_size(len),
-                show_size(entry.len)
-            )));
-        }
-        warn_if_copy_on_write(&self.path.join(&entry.path));
-        let disk = disk.limited_to(entry.len);
-        let found = match label::read(&disk, !self.options.read_only) {
-            Err(error) if self.options.allow_damage => {
-                tracing::warn!("{error}");
-                return Ok(disk);
-            }
-            found => found?.label,
-        };
-        if found.store != superblock.uuid {
-            return Err(Error::usage(format!(
-                "{name} is not a device of the store {store}: its label names the store {}, and this one is {}; correct the path",
-                uuid::Uuid::from_bytes(found.store),
-                uuid::Uuid::from_bytes(superblock.uuid)
-            )));
-        }
-        if found.device_id != entry.id || found.device_bytes != entry.len {
-            return Err(Error::usage(format!(
-                "{name} is device {} ({}) of the store {store}, but device {} ({}) is looked for there; correct the paths",
-                found.device_id,
-                show_size(found.device_bytes),
-                entry.id,
-                show_size(entry.len)
-            )));
-        }
-        Ok(disk)
     }
 }
 

@@ -1,12 +1,13 @@
 //! A store as a whole: its disks, how they are formatted, and the directory on the host that holds them.
 //!
 //! [`format()`] works on any [`Disks`], also simulated ones; [`StoreDirectory`] is the only place that knows about paths. Its
-//! parts: `directory` (opening, the lock), `create` (mkfs), `rebuild` (a new index from the image), `engine` (redb or sled), `profile` (how data is kept, the size of groups), `convert`
+//! parts: `directory` (opening, the lock), `devices` (which of them are there), `create` (mkfs), `rebuild` (a new index from the image), `engine` (redb or sled), `profile` (how data is kept, the size of groups), `convert`
 //! (from one to the other), `host` (what the host says about a path), `signature` (what a device already holds), `size` (sizes as
 //! people write them).
 
 mod convert;
 mod create;
+mod devices;
 mod directory;
 mod engine;
 mod host;

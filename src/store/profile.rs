@@ -54,6 +54,14 @@ impl DataProfile {
         }
     }
 
+    /// On so many devices, can one of them be missing?
+    pub fn survives_a_device(self, devices: usize) -> bool {
+        match self {
+            DataProfile::Single | DataProfile::Raid0 => false,
+            DataProfile::Dup | DataProfile::Raid1 | DataProfile::Raid5 => devices > 1,
+        }
+    }
+
     /// The fewest devices, and the most.
     fn devices(self) -> (usize, usize) {
         match self {

@@ -15,7 +15,7 @@ pub fn check_online(metadata: &Metadata, superblock: &Superblock, progress: &mut
     let mut devices = Vec::new();
     for (id, disk) in metadata.space().disks() {
         if let Some(entry) = superblock.devices.iter().find(|entry| entry.id == id) {
-            devices.push(opening::open_device(superblock, entry, &**disk, &mut issues)?);
+            devices.push(opening::open_device(superblock, entry, &*disk, &mut issues)?);
         }
     }
     let metadata = metadata.frozen()?;

@@ -121,6 +121,10 @@ pub(super) fn open_device(
     issues: &mut Vec<Issue>,
 ) -> Result<DeviceArea> {
     let device = entry.id;
+    if disk.is_missing() {
+        // Whoever opened the store was told to do without it.
+        return Ok(DeviceArea { id: device, length: entry.len, bytes: label::data_area(entry.len), uuid: None });
+    }
     let found = block_floor(disk.len()?);
     let is_short = found < entry.len;
     if is_short {

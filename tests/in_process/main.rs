@@ -19,6 +19,7 @@ mod copies;
 mod corruption;
 mod crash;
 mod detection;
+mod devices;
 mod forgotten_maps;
 mod frozen_buffers;
 mod fsync_cost;

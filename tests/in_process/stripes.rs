@@ -114,6 +114,8 @@ fn assert_whole(opened: &Opened, contents: &[Vec<u8>], when: &str) {
 fn what_is_written_together_fills_stripes_and_nothing_is_read_for_it() {
     let opened = Opened::empty(Shape::RAID5);
     let file = opened.create("file");
+    // A mount reads the labels.
+    let reads = opened.reads(Shape::RAID5);
     let bytes = pattern(3, 40 * STRIPE_BYTES);
     opened.write(file, 0, &bytes, WriteFlags::default()).unwrap();
     opened.fs.sync().unwrap();
@@ -127,7 +129,7 @@ fn what_is_written_together_fills_stripes_and_nothing_is_read_for_it() {
     }
     assert_eq!(opened.stripes("full"), 40);
     assert!(opened.stripes("narrow") >= 3 && opened.stripes("padded_bytes") > 0, "{}", opened.fs.status());
-    assert_eq!((opened.reads(Shape::RAID5), opened.stripes("read_to_write_bytes")), (0, 0));
+    assert_eq!((opened.reads(Shape::RAID5), opened.stripes("read_to_write_bytes")), (reads, 0));
     opened.closed();
 }
 

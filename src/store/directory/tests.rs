@@ -1,7 +1,7 @@
 //! Tests of opening a store.
 
 use super::*;
-use crate::store::CreateOptions;
+use crate::store::{CreateOptions, DataProfile};
 use std::os::unix::fs::FileExt;
 
 const SIZE: u64 = 20 << 20;
@@ -165,4 +165,45 @@ fn reading_changes_no_byte() {
     let before = contents();
     drop(StoreDirectory::open(&path, true, None).unwrap());
     assert!(contents() == before);
+}
+
+#[test]
+fn without_a_device_a_redundant_store_says_how_to_go_on_and_opens_when_told_to() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    for (data, has_way_out) in [(DataProfile::Raid1, true), (DataProfile::Raid0, false)] {
+        let store = at(data.name());
+        let devices: Vec<PathBuf> = ["a", "b"].map(|name| at(&format!("{}.{name}", data.name()))).into();
+        let gone = devices[1].clone();
+        let options = CreateOptions { size: Some(SIZE), devices, data, ..CreateOptions::default() };
+        StoreDirectory::create(&store, options).unwrap();
+        let degraded = OpenOptions { degraded: true, ..OpenOptions::default() };
+        let opened = StoreDirectory::open_with(&store, degraded).unwrap();
+        assert!(opened.disks().devices.iter().all(|disk| !disk.is_missing()));
+        drop(opened);
+
+        // Somebody else has it: that is not missing.
+        let user = FileDisk::open(&gone, OpenMode::ReadWrite, false).unwrap();
+        assert!(user.lock_exclusive().unwrap());
+        let error_of = |options| StoreDirectory::open_with(&store, options).expect_err("it opened").to_string();
+        assert!(error_of(degraded).contains("is in use"));
+        drop(user);
+
+        std::fs::rename(&gone, at("kept")).unwrap();
+        let text = error(&store);
+        assert!(text.contains("device 1") && text.contains(&gone.display().to_string()), "{text}");
+        assert_eq!(text.contains("-o degraded") && text.contains("device replace MNT 1"), has_way_out, "{text}");
+        let missing = |path: &Path| {
+            let opened = StoreDirectory::open_with(path, degraded).unwrap();
+            opened.disks().devices.iter().map(|disk| disk.is_missing()).collect::<Vec<bool>>()
+        };
+        assert_eq!(missing(&store), [false, true]);
+        // A foreign one in its place counts as missing, and one that lost its labels.
+        std::fs::copy(at(&format!("{}.a", data.name())), &gone).unwrap();
+        assert_eq!(missing(&store), [false, true]);
+        std::fs::write(&gone, vec![0; SIZE as usize]).unwrap();
+        assert_eq!(missing(&store), [false, true]);
+        std::fs::rename(at("kept"), &gone).unwrap();
+        assert_eq!(missing(&store), [false, false]);
+    }
 }
