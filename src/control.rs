@@ -27,7 +27,7 @@ use std::time::Duration;
 /// Connections answered at the same time; more are told to come again.
 const CONNECTIONS_MAX: usize = 16;
 /// The longest request line.
-const REQUEST_BYTES_MAX: u64 = 4096;
+const REQUEST_BYTES_MAX: u64 = 16 << 10;
 /// How long a client may take to send its line.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Before the next attempt to accept when that failed.
@@ -85,6 +85,39 @@ pub enum Command {
 pub enum DeviceRequest {
     /// All of them, and how it stands with each.
     List,
+    /// One more.
+    Add {
+        /// Absolute.
+        path: String,
+        /// Bytes of a file that does not exist yet, and the most that is used of another.
+        size: Option<u64>,
+        /// Whatever it holds.
+        force: bool,
+    },
+    /// Another one in the place of one.
+    Replace {
+        /// Id or path.
+        old: String,
+        /// As for `Add`.
+        path: String,
+        /// As for `Add`.
+        size: Option<u64>,
+        /// As for `Add`.
+        force: bool,
+    },
+    /// One less.
+    Remove {
+        /// Id or path.
+        old: String,
+    },
+    /// How far replacing or removing is.
+    Status,
+    /// Stop it for now.
+    Pause,
+    /// Go on with it.
+    Resume,
+    /// Stop it for good.
+    Cancel,
 }
 
 /// What to do about the scrub. Every action is answered with its status.
@@ -404,7 +437,7 @@ mod tests {
         assert_eq!(exchange(&path, "{\"command\":\"stats\"}\n"), "{\"ok\":{\"reads\":7}}\n");
         assert_eq!(exchange(&path, "{\"command\":\"sync\"}\n"), "{\"error\":\"the disk is gone\"}\n");
         assert!(exchange(&path, "{\"command\":\"destroy\"}\n").contains("not a request"));
-        assert!(exchange(&path, &"x".repeat(4096)).contains("not a request"));
+        assert!(exchange(&path, &"x".repeat(REQUEST_BYTES_MAX as usize)).contains("not a request"));
         drop(server);
         assert!(!path.exists());
     }

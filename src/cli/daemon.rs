@@ -64,19 +64,21 @@ fn serve(plan: &Plan, usable: &Cell<bool>) -> std::result::Result<(), Failure> {
         degraded: plan.options.degraded,
         ..OpenOptions::default()
     };
-    let store = StoreDirectory::open_with(&plan.store, opening).or_code(CODE_FAILED)?;
+    let mut store = StoreDirectory::open_with(&plan.store, opening).or_code(CODE_FAILED)?;
     let mut description = info::describe_store(&store);
     description["mountpoint"] = json!(plan.mountpoint.to_string_lossy());
     let kernel_caches = plan.options.cache == CacheMode::Writeback;
     let options = Options { kernel_caches, ..plan.options.filesystem.clone() };
     let filesystem = Filesystem::open(store.disks().clone(), options).or_code(CODE_FAILED)?;
+    let host_is_direct = store.disks().bypass_host_cache();
+    store.release_devices();
     let mut control = start_control(plan, &store, description, &filesystem);
     let metrics = start_metrics(plan, &filesystem).inspect_err(|_| {
         // Nothing has been done to it; the reason that is told is the first one.
         filesystem.shutdown().ok();
     })?;
 
-    let mut options = SessionOptions { host_is_direct: store.disks().bypass_host_cache(), ..session_options(plan) };
+    let mut options = SessionOptions { host_is_direct, ..session_options(plan) };
     options.read_only |= filesystem.read_only_reason().is_some();
     remount_when_latched(plan, &filesystem);
     let served = session::serve(Arc::clone(&filesystem), &plan.mountpoint, &options, || {
@@ -159,7 +161,7 @@ fn start_control(
     description: Value,
     filesystem: &Arc<Filesystem>,
 ) -> Option<control::Server> {
-    let filesystem = Arc::clone(filesystem);
+    let (filesystem, path) = (Arc::clone(filesystem), store.path().to_owned());
     let answer: control::Answer = Arc::new(move |command| match command {
         Command::Stats => Ok(filesystem.status()),
         Command::Info => Ok(info::with_status(description.clone(), &filesystem)),
@@ -168,7 +170,7 @@ fn start_control(
         Command::Salvage { inode, offset, length } => {
             filesystem.salvage(crate::units::InodeNumber(inode), offset, length).map(|salvaged| read::answer(&salvaged))
         }
-        Command::Device(request) => device::answer(&filesystem, &request),
+        Command::Device(request) => device::answer(&filesystem, &path, &request),
         Command::Check => check_online::answer(&filesystem),
         Command::Sync => filesystem.sync().map(|()| Value::Null),
         Command::Pid | Command::Wait => Ok(json!(std::process::id())),

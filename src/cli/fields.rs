@@ -57,6 +57,20 @@ Fields of --json:
     read_errors, write_errors, checksum_errors, repaired_blocks
                         what it did wrong since the store was mounted";
 
+/// Of `sumfs device status` and what it shows the begin of.
+pub const DEVICE_STATUS: &str = "\
+Fields of --json:
+  state                 never, running, paused, finished, cancelled, or failed
+  error                 null, or why it could not go on
+  from, to              ids of the device that goes and of the one that takes its place (null: any)
+  began, ended          seconds since 1970
+  groups_moved, groups_left
+                        copies and columns of groups
+  bytes_copied          in all; unused parts of groups are passed over
+  bytes_total, bytes_done
+                        of the groups that this mount has to move, and has moved
+  unreadable_blocks     blocks that could neither be read nor be computed from the others";
+
 /// Of `sumfs check`.
 pub const CHECK: &str = "\
 Fields of --json:

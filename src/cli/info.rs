@@ -6,7 +6,7 @@ use super::umount::ask_daemon;
 use super::{Outcome, WithCode, fields};
 use crate::clock;
 use crate::control::Command;
-use crate::disk::superblock::{FeatureKind, feature_names};
+use crate::disk::superblock::{FeatureKind, Superblock, feature_names};
 use crate::error::Result;
 use crate::fs::{Filesystem, Options};
 use crate::store::{DataProfile, Engine, OpenOptions, StoreDirectory};
@@ -91,7 +91,6 @@ fn unmounted(store: &Path) -> Result<Value> {
 /// What does not change while a store is open: identity, features, devices.
 pub fn describe_store(store: &StoreDirectory) -> Value {
     let superblock = store.superblock();
-    let devices = superblock.devices.iter().map(|device| json!({ "id": device.id, "path": device.path, "bytes": device.len }));
     json!({
         "store": store.path().to_string_lossy(),
         "uuid": uuid::Uuid::from_bytes(superblock.uuid).to_string(),
@@ -105,9 +104,14 @@ pub fn describe_store(store: &StoreDirectory) -> Value {
         "index": Engine::of(superblock).name(),
         "group_bytes": u64::from(superblock.blocks_per_group) * BLOCK_SIZE,
         "data_profile": DataProfile::of(superblock).name(),
-        "devices": devices.collect::<Vec<_>>(),
+        "devices": list_devices(superblock),
         "journal": { "path": superblock.journal_path, "bytes": superblock.journal_bytes },
     })
+}
+
+fn list_devices(superblock: &Superblock) -> Value {
+    let devices = superblock.devices.iter().map(|device| json!({ "id": device.id, "path": device.path, "bytes": device.len }));
+    devices.collect::<Vec<_>>().into()
 }
 
 /// Adds what changes: space, inodes, state, the process that serves.
@@ -122,6 +126,7 @@ pub fn with_status(mut description: Value, filesystem: &Filesystem) -> Value {
         set(&mut image, "age_seconds", json!(clock::now().seconds.saturating_sub(completed).max(0)));
     }
     set(&mut description, "image", image);
+    set(&mut description, "devices", list_devices(&filesystem.superblock()));
     let states = filesystem.device_status();
     for device in description["devices"].as_array_mut().into_iter().flatten() {
         let known = states.as_array().into_iter().flatten().find(|known| known["id"] == device["id"]);

@@ -137,6 +137,14 @@ fn write_copy(disk: &dyn Disk, place: u64, label: &Label) -> Result<()> {
     disk.flush()
 }
 
+/// Makes it no label any more.
+pub fn wipe(disk: &dyn Disk) -> Result<()> {
+    for place in places(disk)? {
+        disk.write_at(place, &AlignedBuffer::zeroed(BLOCK))?;
+    }
+    disk.flush()
+}
+
 /// Reads the newest valid copy at the two ends of `disk`. With `heal` a damaged or older copy is written anew; one that
 /// cannot be is no error, only logged. `Error::Corrupt` when neither copy is a label.
 pub fn read(disk: &dyn Disk, heal: bool) -> Result<FoundLabel> {

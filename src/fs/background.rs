@@ -44,6 +44,7 @@ pub(super) struct Signals {
     pub(super) reaper: Signal,
     pub(super) scrub: Signal,
     pub(super) image: Signal,
+    pub(super) relocation: Signal,
 }
 
 impl Signal {
@@ -98,13 +99,14 @@ impl Signal {
 impl Filesystem {
     pub(super) fn start_threads(self: &Arc<Filesystem>) -> Result<()> {
         type Body = fn(&Filesystem);
-        let bodies: [(&str, Body); 6] = [
+        let bodies: [(&str, Body); 7] = [
             ("commit", Filesystem::run_commit_timer),
             ("writeback", Filesystem::run_writeback),
             ("apply", Filesystem::run_apply),
             ("reaper", Filesystem::run_reaper),
             ("scrub", Filesystem::run_scrub),
             ("image", Filesystem::run_image),
+            ("relocation", Filesystem::run_relocation),
         ];
         for (name, body) in bodies {
             let filesystem = self.clone();
@@ -122,8 +124,8 @@ impl Filesystem {
     }
 
     pub(super) fn stop_threads(&self) {
-        let Signals { commit, writeback, apply, reaper, scrub, image } = &self.signals;
-        for signal in [commit, writeback, apply, reaper, scrub, image] {
+        let Signals { commit, writeback, apply, reaper, scrub, image, relocation } = &self.signals;
+        for signal in [commit, writeback, apply, reaper, scrub, image, relocation] {
             signal.stop();
         }
         for thread in std::mem::take(&mut *self.threads.lock()) {

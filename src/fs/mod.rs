@@ -20,6 +20,7 @@ mod protection;
 pub mod range_lock;
 mod read;
 mod reaper;
+mod relocation;
 mod rename;
 mod resize;
 mod salvage;
@@ -31,6 +32,7 @@ mod write;
 mod xattr;
 
 pub use crate::cache::ReadData;
+pub use relocation::NewDevice;
 pub use salvage::{SALVAGE_BYTES_MAX, Salvaged};
 pub use types::*;
 
@@ -79,6 +81,7 @@ pub struct Filesystem {
     is_commit_asked: AtomicBool,
     signals: background::Signals,
     scrub: scrub::Scrub,
+    relocation: relocation::Relocation,
     image_worker: image::ImageWorker,
     threads: Mutex<Vec<crate::sync::thread::JoinHandle<()>>>,
     superblock: Mutex<Superblock>,

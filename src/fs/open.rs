@@ -11,6 +11,8 @@ use crate::extent::Extents;
 use crate::extent::checksum::Checksummer;
 use crate::lock::{Rank, RankedMutex};
 use crate::meta::latch::Latch;
+use crate::meta::records::DeviceRecord;
+use crate::meta::schema;
 use crate::meta::{Metadata, Parts};
 use crate::space::Plan;
 use crate::stats::Stats;
@@ -55,6 +57,7 @@ impl Filesystem {
         })
         .map_err(|error| if matches!(error, Error::Corrupt(_)) { with_way_out(&disks, error) } else { error })?;
         meta.space().check_not_lost()?;
+        refuse_others(&meta)?;
         meta.space().compare_generations();
         if let Some(images) = disks.images.clone().filter(|_| !options.read_only) {
             meta.keep_image(images, superblock.uuid)?;
@@ -105,6 +108,7 @@ impl Filesystem {
             is_commit_asked: Default::default(),
             signals: Signals::default(),
             scrub: Default::default(),
+            relocation: Default::default(),
             image_worker: Default::default(),
             threads: Default::default(),
             superblock: superblock.into(),
@@ -117,6 +121,7 @@ impl Filesystem {
 
     fn begin_use(self: &Arc<Filesystem>) -> Result<()> {
         self.load_scrub()?;
+        self.load_relocation()?;
         if self.meta.latch().check().is_err() {
             return Ok(());
         }
@@ -125,6 +130,7 @@ impl Filesystem {
             superblock.clean_sequence = None;
             superblock.write(&*self.superblock_disk)?;
         }
+        self.settle_devices()?;
         if self.space.counts().groups == 0 {
             self.open_group()?;
         }
@@ -153,6 +159,22 @@ impl Filesystem {
         self.stats.healed_index_pages.store(self.meta.index().healed_count(), Ordering::Relaxed);
         Ok(())
     }
+}
+
+/// A device that was replaced or removed may come back under the path, and even the number, of another one.
+fn refuse_others(meta: &Metadata) -> Result<()> {
+    for (id, disk) in meta.space().disks().iter().filter(|(_, disk)| !disk.is_missing()) {
+        let record = meta.get(&schema::device(*id)).ok().flatten().and_then(|record| DeviceRecord::decode(&record).ok());
+        let (Ok(found), Some(record)) = (label::read(&**disk, false), record) else { continue };
+        if found.label.device_uuid != record.uuid {
+            return Err(Error::usage(format!(
+                "{} is not the device {id} that the store knows: its label has another UUID, as that of one that was replaced or removed; \
+                 put the right one there",
+                disk.name()
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// An index of which both copies are lost need not be the end.

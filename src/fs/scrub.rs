@@ -51,8 +51,9 @@ struct Held {
     record: ScrubRecord,
     /// Why it could not go on.
     failure: Option<String>,
-    /// It began while this process had all devices, which then are as they should be if it leaves nothing bad.
-    covers_devices: bool,
+    /// It began while this process had all devices, which then are as they should be if it leaves nothing bad: what they had missed by
+    /// then.
+    covers_missed: Option<u64>,
     /// Since when this process works on it, and how many blocks it had done by then: for the rate.
     since: Option<(Instant, u64)>,
     /// Requests seen, and when they were last more than before.
@@ -79,7 +80,7 @@ impl Filesystem {
 
     /// Begins a new scrub with at most `limit` bytes a second (0: no limit).
     pub fn scrub_start(&self, limit: u64) -> Result<()> {
-        let has_all = self.space.set_aside_devices().is_empty();
+        let missed = self.space.set_aside_devices().is_empty().then(|| self.space.missed_count());
         self.change_scrub(|record| match record.state {
             ScrubState::Running => Err(Error::usage("a scrub is under way already; see: sumfs scrub status")),
             ScrubState::Paused => Err(Error::usage("a scrub is paused; resume or cancel it first")),
@@ -89,7 +90,7 @@ impl Filesystem {
                 Ok(())
             }
         })?;
-        self.scrub.held.lock().covers_devices = has_all;
+        self.scrub.held.lock().covers_missed = missed;
         Ok(())
     }
 
@@ -200,7 +201,8 @@ impl Filesystem {
     /// After a scrub that compared everything and left nothing bad no device is stale.
     fn renew_devices(&self, record: &ScrubRecord) {
         let is_clean = record.bad_blocks == record.repaired_blocks && self.space.set_aside_devices().is_empty();
-        if is_clean && self.scrub.held.lock().covers_devices && !self.options.read_only {
+        let covers = self.scrub.held.lock().covers_missed == Some(self.space.missed_count());
+        if is_clean && covers && !self.options.read_only {
             self.space.renew_generations();
         }
     }
@@ -290,7 +292,7 @@ impl Filesystem {
     }
 
     /// Did requests arrive lately?
-    fn is_busy_with_others(&self) -> bool {
+    pub(super) fn is_busy_with_others(&self) -> bool {
         let requests = self.stats.operations.iter().map(|count| count.load(Ordering::Relaxed)).sum();
         let mut held = self.scrub.held.lock();
         if std::mem::replace(&mut held.requests, requests) != requests {

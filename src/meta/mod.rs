@@ -14,6 +14,7 @@ pub mod memory_index;
 pub mod records;
 pub mod redb_backend;
 pub mod redb_index;
+pub mod relocation_record;
 pub mod repair;
 pub mod replay;
 pub mod restore;

@@ -6,6 +6,7 @@
 //! 02                                   checkpoint: where replay starts
 //! 03                                   scrub: how far it is, or what the last one came to
 //! 04                                   image: where the copy of the index in the image files ends
+//! 05                                   relocation: which device is being emptied
 //! 10 inode 01                          inode
 //! 10 inode 02 name                     directory entry by name
 //! 10 inode 03 cookie                   directory entry by cookie
@@ -36,6 +37,8 @@ pub const CHECKPOINT: u8 = 0x02;
 pub const SCRUB: u8 = 0x03;
 /// Image.
 pub const IMAGE: u8 = 0x04;
+/// Relocation.
+pub const RELOCATION: u8 = 0x05;
 /// Items of inodes.
 pub const INODES: u8 = 0x10;
 /// Extents.
@@ -120,6 +123,11 @@ pub fn scrub() -> Key {
 /// The image record.
 pub fn image() -> Key {
     vec![IMAGE]
+}
+
+/// The relocation record.
+pub fn relocation() -> Key {
+    vec![RELOCATION]
 }
 
 /// A damaged copy of a data block.
@@ -243,6 +251,7 @@ pub enum Parsed<'a> {
     Checkpoint,
     Scrub,
     Image,
+    Relocation,
     Inode(InodeNumber),
     EntryByName { directory: InodeNumber, name: &'a [u8] },
     EntryByCookie { directory: InodeNumber, cookie: u64 },
@@ -280,6 +289,7 @@ pub fn parse(key: &[u8]) -> Option<Parsed<'_>> {
         CHECKPOINT if rest.is_empty() => Parsed::Checkpoint,
         SCRUB if rest.is_empty() => Parsed::Scrub,
         IMAGE if rest.is_empty() => Parsed::Image,
+        RELOCATION if rest.is_empty() => Parsed::Relocation,
         INODES => {
             let inode = InodeNumber(number(rest.get(..8)?)?);
             let kind = Item::from_byte(*rest.get(8)?)?;

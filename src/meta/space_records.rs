@@ -92,7 +92,7 @@ impl GroupRecord {
     }
 }
 
-/// A data device of the store. Its id is its place in the store's list of devices.
+/// A data device of the store. Ids count up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceRecord {
     /// Number in the store, as in the device's label.

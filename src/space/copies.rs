@@ -118,15 +118,18 @@ impl Space {
     /// that the caller still holds (D10). A copy that is computed from parity is mended by writing the parity: all `row_mates` are good then.
     pub fn mend(&self, block: BlockAddress, copy: usize, bytes: &[u8]) -> Result<()> {
         assert_may_wait("writing a device");
+        let moving = self.moving.read();
         let (layout, in_group) = self.layout_at(block, bytes.len())?;
         let (device, offset) = self.locate_copy(block, copy, bytes.len())?;
         if device.is_set_aside() {
             return Err(Error::SetAside { device: device.id });
         }
         let written = if copy > 0 && layout.has_parity() {
-            self.mend_parity(&layout, in_group, bytes)
+            self.mend_parity(moving.as_ref(), &layout, in_group, bytes)
         } else {
-            device.disk.write_at(offset, bytes)
+            let place = Place { device: device.id, offset };
+            let moved = self.write_moving(moving.as_ref(), place, &[bytes], bytes.len());
+            device.disk.write_at(offset, bytes).and(moved)
         };
         device.is_dirty.store(true, Ordering::Release);
         let counter = if written.is_ok() { &device.faults.repaired_blocks } else { &device.faults.write_errors };

@@ -66,6 +66,24 @@ impl Space {
         }
     }
 
+    /// Something that is durable now could not be written to a device that goes on being used; the others have it.
+    pub(super) fn note_missed(&self, id: u32) {
+        let Ok(device) = self.device(id) else { return };
+        self.missed.fetch_add(1, Ordering::Release);
+        if !device.is_stale.swap(true, Ordering::AcqRel) {
+            self.is_absence_due.store(true, Ordering::Release);
+            tracing::warn!(
+                "device {id} ({}) is stale from now on: a write to it failed; the others have it, and a scrub writes it anew",
+                device.disk.name()
+            );
+        }
+    }
+
+    /// How often a device missed something although it was used.
+    pub fn missed_count(&self) -> u64 {
+        self.missed.load(Ordering::Acquire)
+    }
+
     /// Everything on all devices was compared and is good: none is stale any more.
     pub fn renew_generations(&self) {
         let newest = self.newest_generation();

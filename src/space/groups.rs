@@ -4,9 +4,11 @@ use super::allocator::Cursors;
 use super::bitmap::Bitmap;
 use super::copies::Faults;
 use super::layout::{Layout, Slot};
+use super::missing::FAILURES_MAX;
+use super::moving::Moving;
 use super::pace::Pace;
 use super::pinned::{EpochGuard, Pinned, Run};
-use super::slots::{Area, Plan};
+use super::slots::{Area, Plan, Taken};
 use super::stripes::{RowCursors, StripeCounts};
 use crate::disk::Disk;
 use crate::error::{Error, Result};
@@ -15,6 +17,7 @@ use crate::meta::records::GroupRecord;
 use crate::sync::{AtomicBool, AtomicU64, RwLock};
 use crate::units::{BLOCK_SIZE, BlockAddress};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// The most groups of a store: 1 PiB in groups of the usual size. Each takes memory, open or not.
 const GROUPS_MAX: u64 = 1 << 22;
@@ -45,11 +48,13 @@ pub(super) struct State {
     pub(super) cursors: Cursors,
     pub(super) rows: RowCursors,
     /// Where groups may lie.
-    areas: Vec<Area>,
-    /// Devices on which no group is opened: missing, set aside.
+    pub(super) areas: Vec<Area>,
+    /// Devices on which no group is opened: missing, set aside, being emptied.
     pub(super) closed: Vec<u32>,
     /// Places where groups can still be opened; the next one last.
-    slots: Vec<Slot>,
+    pub(super) slots: Vec<Slot>,
+    /// Ranges kept for what moves.
+    pub(super) planned: Vec<Taken>,
     /// Of the groups with parity the most data blocks in a row: so many may be lost to one block that is written alone.
     pub(super) row_blocks: u64,
 }
@@ -72,13 +77,17 @@ pub(super) struct Device {
 /// Groups, free space, reservations and the way from a logical block to a device.
 #[derive(Debug)]
 pub struct Space {
-    devices: RwLock<Vec<Arc<Device>>>,
+    pub(super) devices: RwLock<Vec<Arc<Device>>>,
     pub(super) blocks_per_group: u64,
     /// What new groups get.
     pub(super) plan: Plan,
     pub(super) state: RankedMutex<State>,
     pub(super) pinned: Arc<Pinned>,
-    is_opening: crate::sync::Mutex<()>,
+    pub(super) is_opening: crate::sync::Mutex<()>,
+    /// The place of a group that is moving; see `moving.rs`.
+    pub(super) moving: RwLock<Option<Moving>>,
+    /// Counts what devices missed that were not set aside.
+    pub(super) missed: AtomicU64,
     /// A device was set aside, and the labels of the others do not say so yet.
     pub(super) is_absence_due: AtomicBool,
     /// How quick the devices are.
@@ -144,6 +153,7 @@ impl Space {
             areas,
             closed: devices.iter().filter(|(_, disk)| disk.is_missing()).map(|(id, _)| *id).collect(),
             slots: Vec::new(),
+            planned: Vec::new(),
             row_blocks: 1,
         };
         for (number, (record, bitmap)) in open_groups.into_iter().enumerate() {
@@ -165,6 +175,8 @@ impl Space {
             state: RankedMutex::new(Rank::Space, state),
             pinned: Arc::default(),
             is_opening: crate::sync::Mutex::new(()),
+            moving: RwLock::new(None),
+            missed: AtomicU64::new(0),
             is_absence_due,
             pace: Pace::default(),
             stripe_counts: StripeCounts::default(),
@@ -231,26 +243,56 @@ impl Space {
     pub fn prepare_group(&self) -> Result<Option<(NewGroup, crate::sync::MutexGuard<'_, ()>)>> {
         assert_may_wait("opening a group");
         let opening = self.is_opening.lock();
-        let (number, slot) = {
-            let state = self.state.lock();
-            (state.groups.len() as u64, state.slots.last().cloned())
-        };
-        let Some(copies) = slot else { return Ok(None) };
-        let record = self.plan.record(copies, self.blocks_per_group as u32);
-        let bytes = u64::from(Layout::of(&record, self.blocks_per_group as u32)?.column_blocks()) * BLOCK_SIZE;
-        for (device, offset) in &record.copies {
-            self.device(*device)?.disk.allocate(*offset, bytes)?;
+        loop {
+            let (number, slot) = {
+                let state = self.state.lock();
+                (state.groups.len() as u64, state.slots.last().cloned())
+            };
+            let Some(copies) = slot else { return Ok(None) };
+            let record = self.plan.record(copies, self.blocks_per_group as u32);
+            let bytes = u64::from(Layout::of(&record, self.blocks_per_group as u32)?.column_blocks()) * BLOCK_SIZE;
+            let allocated = record.copies.iter().try_for_each(|(device, offset)| self.allocate_place(*device, *offset, bytes));
+            match allocated {
+                Ok(()) => return Ok(Some((NewGroup { number, record }, opening))),
+                // There are other places without it.
+                Err(Error::SetAside { .. }) => {}
+                Err(error) => return Err(error),
+            }
         }
-        Ok(Some((NewGroup { number, record }, opening)))
+    }
+
+    /// A device that the rest can do without does not keep groups from being opened: it is set aside.
+    fn allocate_place(&self, device: u32, offset: u64, bytes: u64) -> Result<()> {
+        let device = self.device(device)?;
+        loop {
+            match device.disk.allocate(offset, bytes) {
+                Err(error) if !matches!(error, Error::NoSpace) => {
+                    let failures = device.faults.write_errors.fetch_add(1, Ordering::Relaxed);
+                    if self.note_failure(&device) {
+                        return Err(Error::SetAside { device: device.id });
+                    }
+                    if failures >= FAILURES_MAX {
+                        return Err(error);
+                    }
+                }
+                done => return done,
+            }
+        }
     }
 
     /// Opens the group for allocation; its record is in the running transaction by now.
     pub fn add_group(&self, group: &NewGroup) -> Result<()> {
         let mut state = self.state.lock();
-        state.slots.retain(|slot| *slot != group.record.copies);
+        let is_slot = state.slots.last() == Some(&group.record.copies);
         let layout = Layout::of(&group.record, self.blocks_per_group as u32)?;
         let blocks = layout.blocks();
         state.add(Group::new(layout, Bitmap::new(blocks)));
+        if is_slot {
+            state.slots.pop();
+        } else {
+            // They were looked for anew meanwhile, and the group's places may be in others.
+            state.find_slots(&self.plan, self.blocks_per_group as u32);
+        }
         Ok(())
     }
 
@@ -381,6 +423,7 @@ impl Space {
             areas: Vec::new(),
             closed: Vec::new(),
             slots: Vec::new(),
+            planned: Vec::new(),
             row_blocks: 1,
         };
         Space {
@@ -390,6 +433,8 @@ impl Space {
             state: RankedMutex::new(Rank::Space, state),
             pinned: Arc::default(),
             is_opening: crate::sync::Mutex::new(()),
+            moving: RwLock::new(None),
+            missed: AtomicU64::new(0),
             is_absence_due: AtomicBool::new(false),
             pace: Pace::default(),
             stripe_counts: StripeCounts::default(),
@@ -431,6 +476,16 @@ impl Space {
 }
 
 impl Group {
+    /// The first row at or behind `from` in which a block is used.
+    pub(super) fn next_used_row(&self, from: u32) -> Option<u32> {
+        match &self.rows {
+            Some(rows) => rows.next_used(from),
+            None if !self.layout.is_striped() => self.used.next_used(from),
+            None => (from..self.layout.column_blocks())
+                .find(|row| (0..self.layout.data_columns()).any(|cell| self.used.get(self.layout.block(*row, cell)))),
+        }
+    }
+
     fn new(layout: Layout, applied: Bitmap) -> Group {
         let rows = layout.has_parity().then(|| rows_in_use(&layout, &applied));
         let free = match &rows {
@@ -481,17 +536,6 @@ impl State {
             self.row_blocks = self.row_blocks.max(u64::from(group.layout.data_columns()));
         }
         self.groups.push(group);
-    }
-
-    /// Looks for the places that are left for further groups.
-    pub(super) fn find_slots(&mut self, plan: &Plan, blocks_per_group: u32) {
-        let areas: Vec<Area> = self.areas.iter().filter(|area| !self.closed.contains(&area.device)).copied().collect();
-        let mut taken = Vec::new();
-        for group in &self.groups {
-            let bytes = u64::from(group.layout.column_blocks()) * BLOCK_SIZE;
-            taken.extend(group.layout.places.iter().map(|(device, begin)| (*device, *begin, bytes)));
-        }
-        self.slots = plan.free_slots(&areas, blocks_per_group, &taken);
     }
 
     fn available(&self) -> u64 {

@@ -133,7 +133,7 @@ impl Layout {
         if self.has_parity() { (self.parity_column(row) + 1 + cell as usize) % self.places.len() } else { cell as usize }
     }
 
-    fn place_in(&self, column: usize, row: u32) -> Option<Place> {
+    pub(super) fn place_in(&self, column: usize, row: u32) -> Option<Place> {
         let (device, begin) = self.places.get(column)?;
         Some(Place { device: *device, offset: begin + u64::from(row) * BLOCK_SIZE })
     }

@@ -5,15 +5,17 @@
 //! mends it.
 
 use super::copies::Faults;
-use super::groups::{Device, Space};
+use super::groups::{Device, Group, Space};
+use super::slots::Area;
 use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::sync::{AtomicBool, AtomicU64};
+use crate::units::BLOCK_SIZE;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// So many writes may fail on a device that redundant data can do without.
-const FAILURES_MAX: u64 = 4;
+pub(super) const FAILURES_MAX: u64 = 4;
 
 impl Device {
     pub(super) fn new(id: u32, disk: Arc<dyn Disk>) -> Device {
@@ -42,6 +44,49 @@ impl Device {
 }
 
 impl Space {
+    /// A further device. `area` is where groups may lie; with `is_closed` none is opened there yet.
+    pub fn add_device(&self, id: u32, disk: Arc<dyn Disk>, area: (u64, u64), generation: u64, is_closed: bool) {
+        let device = Device::new(id, disk);
+        device.generation.store(generation, Ordering::Release);
+        self.devices.write().push(Arc::new(device));
+        let mut state = self.state.lock();
+        state.areas.push(Area { device: id, begin: area.0, end: area.1 });
+        if is_closed {
+            state.closed.push(id);
+        }
+        state.find_slots(&self.plan, self.blocks_per_group as u32);
+    }
+
+    /// Takes away a device that no group has a place on. Who still reads what lay there meets an error, and looks again.
+    pub fn remove_device(&self, id: u32) -> Option<Arc<dyn Disk>> {
+        let mut state = self.state.lock();
+        state.areas.retain(|area| area.device != id);
+        state.closed.retain(|closed| *closed != id);
+        state.planned.clear();
+        state.find_slots(&self.plan, self.blocks_per_group as u32);
+        drop(state);
+        let mut devices = self.devices.write();
+        let at = devices.iter().position(|device| device.id == id)?;
+        Some(devices.remove(at).disk.clone())
+    }
+
+    /// Would a device with so many bytes for groups hold everything that is on `device`?
+    pub fn check_room_for(&self, device: u32, bytes: u64) -> Result<()> {
+        let state = self.state.lock();
+        let on_device = |group: &Group| group.layout.places.iter().filter(|place| place.0 == device).count();
+        let of_group = |group: &Group| vec![u64::from(group.layout.column_blocks()) * BLOCK_SIZE; on_device(group)];
+        let sizes: Vec<u64> = state.groups.iter().flat_map(of_group).collect();
+        let largest = sizes.iter().copied().max().unwrap_or(1);
+        let fits = bytes / largest;
+        if fits >= sizes.len() as u64 {
+            return Ok(());
+        }
+        Err(Error::usage(format!(
+            "device {device} holds {} copies or columns of groups, and the new device has room for {fits}; use a larger one",
+            sizes.len()
+        )))
+    }
+
     /// A write to the device failed. True: it is set aside from now on.
     pub(super) fn note_failure(&self, device: &Device) -> bool {
         device.faults.write_errors.load(Ordering::Relaxed) >= FAILURES_MAX && self.set_aside(device)
@@ -108,9 +153,15 @@ impl Space {
         })
     }
 
+    /// Ids of the devices that missed something.
+    pub(super) fn stale_devices(&self) -> Vec<u32> {
+        self.devices().iter().filter(|device| device.is_stale()).map(|device| device.id).collect()
+    }
+
     /// Can all groups do without this device, besides those that are set aside already?
     fn can_lose(&self, id: u32) -> bool {
-        let mut aside = self.set_aside_devices();
+        // What a stale one missed is on the others only.
+        let mut aside = [self.set_aside_devices(), self.stale_devices()].concat();
         if !aside.contains(&id) {
             aside.push(id);
         }

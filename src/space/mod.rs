@@ -15,6 +15,7 @@ mod generations;
 pub mod groups;
 mod layout;
 mod missing;
+pub mod moving;
 pub mod occupancy;
 pub mod pace;
 pub mod pinned;

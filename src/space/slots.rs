@@ -119,7 +119,7 @@ impl Plan {
 }
 
 /// Where the next places of an area are that meet nothing taken.
-fn free_places(area: &Area, bytes: u64, taken: &[Taken]) -> VecDeque<(u32, u64)> {
+pub(super) fn free_places(area: &Area, bytes: u64, taken: &[Taken]) -> VecDeque<(u32, u64)> {
     let mut on_device: Vec<(u64, u64)> = taken
         .iter()
         .filter(|taken| taken.0 == area.device)

@@ -7,6 +7,7 @@
 
 use super::groups::{Group, Space, State};
 use super::layout::Layout;
+use super::moving::Moving;
 use super::pace::Direction;
 use super::transfer::Place;
 use crate::disk::buffer::AlignedBuffer;
@@ -143,15 +144,20 @@ impl Space {
     pub fn write_stripes(&self, stripes: &[StripeWrite<'_>]) -> Vec<Result<()>> {
         assert_may_wait("writing a device");
         let parities: Vec<AlignedBuffer> = stripes.iter().map(parity_of).collect();
+        let moving = self.moving.read();
         let mut writes = Vec::new();
         for (number, (stripe, parity)) in stripes.iter().zip(&parities).enumerate() {
-            columns_of(number, stripe, parity, &mut writes);
+            columns_of(number, stripe, &self.layout_now(&stripe.rows), parity, &mut writes);
         }
         let writes = merged(writes);
-        let outcomes = self.write_devices(&writes);
+        let outcomes = self.write_devices(moving.as_ref(), &writes);
+        drop(moving);
         let mut failed: Vec<Vec<Error>> = stripes.iter().map(|_| Vec::new()).collect();
         for (write, outcome) in writes.iter().zip(outcomes) {
             let Err(error) = outcome else { continue };
+            if !matches!(error, Error::SetAside { .. }) {
+                self.note_missed(write.place.device);
+            }
             for stripe in &write.stripes {
                 if let Some(failed) = failed.get_mut(*stripe) {
                     failed.push(error.clone());
@@ -159,6 +165,12 @@ impl Space {
             }
         }
         stripes.iter().zip(failed).map(|(stripe, failed)| self.judge(stripe, failed)).collect()
+    }
+
+    /// The layout of the group that the rows are in: a place of it may have moved since they were allocated.
+    fn layout_now(&self, rows: &Rows) -> Layout {
+        let mut state = self.state.lock();
+        state.group_mut(rows.group, self.blocks_per_group).map_or_else(|_| rows.layout.clone(), |(group, _)| group.layout.clone())
     }
 
     /// One column can be lost.
@@ -177,8 +189,8 @@ impl Space {
     }
 
     /// On devices that take their time all at once, else one after the other: a thread would cost more than the write.
-    fn write_devices(&self, writes: &[DeviceWrite<'_>]) -> Vec<Result<()>> {
-        let one = |write: &DeviceWrite<'_>| self.write_place(write.place, &write.slices, write.bytes as usize);
+    fn write_devices(&self, moving: Option<&Moving>, writes: &[DeviceWrite<'_>]) -> Vec<Result<()>> {
+        let one = |write: &DeviceWrite<'_>| self.write_place(moving, write.place, &write.slices, write.bytes as usize);
         if writes.len() < 2 || self.pace.is_quick(Direction::Write) {
             return writes.iter().map(one).collect();
         }
@@ -205,7 +217,7 @@ impl Space {
     }
 
     /// Writes the parity of the row of `block` anew, whose bytes these are. All other blocks of the row are good: the caller has made sure.
-    pub(super) fn mend_parity(&self, layout: &Layout, block: u32, bytes: &[u8]) -> Result<()> {
+    pub(super) fn mend_parity(&self, moving: Option<&Moving>, layout: &Layout, block: u32, bytes: &[u8]) -> Result<()> {
         let (row, cell) = (layout.row(block), layout.cell(block));
         let mut parity = AlignedBuffer::copy_of(bytes);
         let mut buffer = AlignedBuffer::zeroed(BLOCK);
@@ -215,7 +227,7 @@ impl Space {
             add(&mut parity, &buffer);
         }
         let place = layout.parity_place(row).ok_or_else(|| Error::corrupt("a group without places"))?;
-        self.write_place(place, &[&parity], BLOCK)
+        self.write_place(moving, place, &[&parity], BLOCK)
     }
 
     /// The rows of the blocks of a run, as numbers that no two rows share; None where there is no parity.
@@ -330,7 +342,7 @@ fn free_stripe(group: &Group, from: u32) -> Option<u32> {
 }
 
 /// Adds (exclusive or) `bytes` to `sum`.
-fn add(sum: &mut [u8], bytes: &[u8]) {
+pub(super) fn add(sum: &mut [u8], bytes: &[u8]) {
     for (sum, byte) in sum.iter_mut().zip(bytes) {
         *sum ^= byte;
     }
@@ -353,12 +365,18 @@ fn parity_of(stripe: &StripeWrite<'_>) -> AlignedBuffer {
 }
 
 /// What each device gets of a stripe.
-fn columns_of<'a>(number: usize, stripe: &StripeWrite<'a>, parity: &'a AlignedBuffer, writes: &mut Vec<DeviceWrite<'a>>) {
+fn columns_of<'a>(
+    number: usize,
+    stripe: &StripeWrite<'a>,
+    layout: &Layout,
+    parity: &'a AlignedBuffer,
+    writes: &mut Vec<DeviceWrite<'a>>,
+) {
     let rows = &stripe.rows;
     let column = rows.count as usize * BLOCK;
     let mut slices = stripe.slices.iter().copied();
     let mut rest: &[u8] = &[];
-    for cell in 0..rows.layout.data_columns() {
+    for cell in 0..layout.data_columns() {
         let mut parts = Vec::new();
         let mut missing = column;
         while missing > 0 {
@@ -370,11 +388,11 @@ fn columns_of<'a>(number: usize, stripe: &StripeWrite<'a>, parity: &'a AlignedBu
             missing -= now.len();
             rest = later;
         }
-        if let Some(place) = rows.layout.data_place(rows.layout.block(rows.first, cell)) {
+        if let Some(place) = layout.data_place(layout.block(rows.first, cell)) {
             writes.push(DeviceWrite { place, slices: parts, bytes: column as u64, stripes: vec![number] });
         }
     }
-    if let Some(place) = rows.layout.parity_place(rows.first) {
+    if let Some(place) = layout.parity_place(rows.first) {
         writes.push(DeviceWrite { place, slices: vec![parity], bytes: column as u64, stripes: vec![number] });
     }
 }

@@ -3,6 +3,7 @@
 use super::copies::Places;
 use super::groups::Space;
 use super::layout::{Layout, Piece};
+use super::moving::Moving;
 use super::pace::Direction;
 use crate::error::{Error, Result};
 use crate::lock::assert_may_wait;
@@ -137,17 +138,18 @@ impl Space {
     pub fn write(&self, block: BlockAddress, slices: &[&[u8]]) -> Result<()> {
         assert_may_wait("writing a device");
         let bytes = slices.iter().map(|slice| slice.len()).sum();
+        let moving = self.moving.read();
         let (layout, in_group) = self.layout_at(block, bytes)?;
         if layout.has_parity() {
             return Err(Error::corrupt(format!("block {block} has parity and cannot be written alone")));
         }
         if layout.is_striped() {
-            return self.write_striped(&layout, in_group, slices);
+            return self.write_striped(moving.as_ref(), &layout, in_group, slices);
         }
         let places = Places::of(&layout, in_group)?;
         let mut lost = 0;
         for place in places.iter() {
-            match self.write_place(*place, slices, bytes) {
+            match self.write_place(moving.as_ref(), *place, slices, bytes) {
                 // What the other copies get is enough while this device is missing.
                 Err(Error::SetAside { .. }) if lost + 1 < places.len() => lost += 1,
                 result => result?,
@@ -156,7 +158,7 @@ impl Space {
         Ok(())
     }
 
-    fn write_striped(&self, layout: &Layout, block: u32, slices: &[&[u8]]) -> Result<()> {
+    fn write_striped(&self, moving: Option<&Moving>, layout: &Layout, block: u32, slices: &[&[u8]]) -> Result<()> {
         let blocks: usize = slices.iter().map(|slice| slice.len() / BLOCK).sum();
         let mut rest_of = slices.iter();
         let mut rest: &[u8] = &[];
@@ -177,13 +179,18 @@ impl Space {
                 parts.push(now);
             }
             let place = layout.data_place(piece.block).ok_or_else(|| Error::corrupt("a group without places"))?;
-            self.write_place(place, &parts, bytes)?;
+            self.write_place(moving, place, &parts, bytes)?;
         }
         Ok(())
     }
 
-    /// One write to one device.
-    pub(super) fn write_place(&self, place: Place, slices: &[&[u8]], bytes: usize) -> Result<()> {
+    /// One write to one device, and to where what it meets is moving.
+    pub(super) fn write_place(&self, moving: Option<&Moving>, place: Place, slices: &[&[u8]], bytes: usize) -> Result<()> {
+        let moved = self.write_moving(moving, place, slices, bytes);
+        self.write_device(place, slices, bytes).and(moved)
+    }
+
+    fn write_device(&self, place: Place, slices: &[&[u8]], bytes: usize) -> Result<()> {
         let device = self.device(place.device)?;
         if device.is_set_aside() {
             return Err(Error::SetAside { device: place.device });

@@ -112,6 +112,25 @@ fn create_waiting(path: &Path, options: &CreateOptions, lock_wait: Duration) -> 
     mkfs.make(total, journal_bytes, outside, outside_journal)
 }
 
+/// Makes or empties what shall become a further device of a store that is mounted; its canonical path and its length. Refuses what is in
+/// use, holds something, or is too small, like mkfs.
+pub(super) fn make_device(store: &Path, path: &Path, size: Option<u64>, force: bool) -> Result<(PathBuf, u64)> {
+    let (store, directory) = open_directory(store)?;
+    let options = CreateOptions { force, ..CreateOptions::default() };
+    let (host, made, taken) = (Host::look(), Made::default(), Vec::new());
+    let mut mkfs = Mkfs { host, store: &store, directory: directory.as_fd(), options: &options, made, taken };
+    let part = mkfs.outside_part(path, "device", size.map(block_floor), STORE_BYTES_MIN)?;
+    if part.is_new {
+        part.disk.flush()?;
+        let path = Path::new(&part.path);
+        sync_directory(path.parent().unwrap_or(path))?;
+    } else {
+        wipe(&part)?;
+    }
+    mkfs.made.keep();
+    Ok((PathBuf::from(part.path), part.bytes))
+}
+
 fn default_journal_bytes(store_bytes: u64) -> u64 {
     block_ceil(store_bytes / JOURNAL_SHARE).clamp(JOURNAL_BYTES_MIN, JOURNAL_BYTES_MAX)
 }

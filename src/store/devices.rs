@@ -3,7 +3,8 @@
 //! Whether all groups can do without a device that is missing is known only when the metadata is open: `Space::lost_group`.
 
 use super::DataProfile;
-use super::directory::{Opening, warn_if_copy_on_write};
+use super::create::make_device;
+use super::directory::{OpenOptions, Opening, open_directory, warn_if_copy_on_write};
 use super::size::show_size;
 use crate::disk::Disk;
 use crate::disk::file::FileDisk;
@@ -11,8 +12,19 @@ use crate::disk::label;
 use crate::disk::missing::MissingDisk;
 use crate::disk::superblock::{DeviceEntry, Superblock};
 use crate::error::{Error, Result};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
+
+/// Makes what shall become a further device of the mounted store `store` ready, and opens it: mkfs's rules for what may be overwritten,
+/// a mount's for how it is opened.
+pub fn prepare_device(store: &Path, path: &Path, size: Option<u64>, force: bool) -> Result<(Arc<dyn Disk>, String)> {
+    let (path, bytes) = make_device(store, path, size, force)?;
+    let (store, directory) = open_directory(store)?;
+    let opening = Opening { path: &store, directory: directory.as_fd(), options: OpenOptions::default() };
+    let disk = opening.part(&path, "new device", true)?.limited_to(bytes);
+    Ok((Arc::new(disk), path.display().to_string()))
+}
 
 /// What was found where a device should be.
 enum Found {
@@ -24,8 +36,9 @@ enum Found {
 impl Opening<'_> {
     pub(super) fn devices(&self, superblock: &Superblock) -> Result<Vec<Arc<dyn Disk>>> {
         let mut devices: Vec<Arc<dyn Disk>> = Vec::new();
-        for (place, entry) in (0..).zip(&superblock.devices) {
-            if entry.id != place {
+        let ids: Vec<u32> = superblock.devices.iter().map(|entry| entry.id).collect();
+        for entry in &superblock.devices {
+            if !ids.is_sorted_by(|one, next| one < next) {
                 return Err(Error::corrupt(format!("list of devices in the superblock of {}", self.path.display())));
             }
             let error = match self.device(superblock, entry)? {

@@ -146,6 +146,11 @@ impl StoreDirectory {
         &self.disks
     }
 
+    /// Lets go of the devices: who serves the store has them, and one that is removed is to be free.
+    pub fn release_devices(&mut self) {
+        self.disks.devices.clear();
+    }
+
     /// The superblock as it was read.
     pub fn superblock(&self) -> &Superblock {
         &self.superblock

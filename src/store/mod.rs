@@ -18,6 +18,7 @@ mod size;
 
 pub use convert::{Converted, Progress};
 pub use create::{CreateOptions, JOURNAL_BYTES_MIN, STORE_BYTES_DEFAULT, STORE_BYTES_MIN};
+pub use devices::prepare_device;
 pub use directory::{OpenOptions, StoreDirectory};
 pub use engine::{Engine, open_index};
 pub use profile::DataProfile;
@@ -60,7 +61,7 @@ pub struct Disks {
     pub index: Arc<dyn Disk>,
     /// The directory of sled's index, if it is sled that keeps it.
     pub sled: Option<PathBuf>,
-    /// The data devices; a device's id is its place here.
+    /// The data devices, in the order of the superblock's list.
     pub devices: Vec<Arc<dyn Disk>>,
     /// Two files for the metadata image, which grow; None: no image is kept.
     pub images: Option<[Arc<dyn Disk>; 2]>,

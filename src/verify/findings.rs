@@ -133,6 +133,7 @@ impl<'a> Findings<'a> {
             Some(Parsed::Orphan(inode)) => format!("the deletion or truncation of inode {inode}"),
             Some(Parsed::Scrub) => "the last scrub".to_owned(),
             Some(Parsed::Image) => "the place of the metadata image".to_owned(),
+            Some(Parsed::Relocation) => "what is moved off a device".to_owned(),
             Some(Parsed::DamagedBlock { address, .. }) => format!("the damage of block {address}"),
             Some(Parsed::DamagedValue(key)) => format!("the damage of {}", self.what(key)),
             Some(Parsed::Group(number)) => format!("group {number}"),

@@ -7,6 +7,7 @@ use super::opening::DeviceArea;
 use crate::error::Result;
 use crate::meta::ImageRecord;
 use crate::meta::records::{CountersRecord, DeviceRecord, GroupRecord};
+use crate::meta::relocation_record::RelocationRecord;
 use crate::meta::schema::{self, Parsed};
 use crate::meta::scrub_records::{DamagedBlockRecord, DamagedValueRecord, ScrubRecord};
 use crate::units::BLOCK_SIZE;
@@ -14,11 +15,12 @@ use crate::units::BLOCK_SIZE;
 /// Tables whose keys other walks look at.
 const WALKED: [u8; 4] = [schema::INODES, schema::EXTENTS, schema::EXTENT_STATES, schema::ORPHANS];
 /// All tables, in order.
-const TABLES: [u8; 13] = [
+const TABLES: [u8; 14] = [
     schema::COUNTERS,
     schema::CHECKPOINT,
     schema::SCRUB,
     schema::IMAGE,
+    schema::RELOCATION,
     schema::INODES,
     schema::EXTENTS,
     schema::EXTENT_STATES,
@@ -89,7 +91,8 @@ pub(super) fn check_groups(find: &mut Findings<'_>, devices: &[DeviceArea]) -> R
 /// Checks counters, device records and bitmaps, and looks for keys that this format does not have.
 pub(super) fn check_rest(find: &mut Findings<'_>, devices: &[DeviceArea], tally: &Tally) -> Result<()> {
     check_counters(find, tally)?;
-    check_devices(find, devices)?;
+    let relocation = check_relocation(find)?;
+    check_devices(find, devices, &relocation)?;
     check_scrub(find)?;
     check_image(find)?;
     let groups = find.metadata.space().counts().groups;
@@ -149,8 +152,21 @@ fn check_image(find: &mut Findings<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Superblock, label and record of a device must agree.
-fn check_devices(find: &mut Findings<'_>, devices: &[DeviceArea]) -> Result<()> {
+/// Which device is being emptied, or was last.
+fn check_relocation(find: &mut Findings<'_>) -> Result<RelocationRecord> {
+    let mut items = Items::of_table(find.metadata, schema::RELOCATION);
+    let mut found = None;
+    while let Some((key, value)) = items.next()? {
+        if schema::parse(&key) == Some(Parsed::Relocation) {
+            found = find.open(&key, &value, RelocationRecord::decode);
+        }
+    }
+    Ok(found.unwrap_or_default())
+}
+
+/// Superblock, label and record of a device must agree. One that is just coming or going may have a record alone: the next mount sees to
+/// it.
+fn check_devices(find: &mut Findings<'_>, devices: &[DeviceArea], relocation: &RelocationRecord) -> Result<()> {
     let mut known = Vec::new();
     let mut items = Items::of_table(find.metadata, schema::DEVICES);
     while let Some((key, value)) = items.next()? {
@@ -159,6 +175,7 @@ fn check_devices(find: &mut Findings<'_>, devices: &[DeviceArea]) -> Result<()> 
         known.push(id);
         let Some(record) = find.open(&key, &value, DeviceRecord::decode) else { continue };
         let reason = match devices.iter().find(|device| device.id == id) {
+            None if relocation.names(id) => continue,
             None => "the superblock does not name it",
             Some(device) if record.id != id || record.length != device.length => "number or length differ",
             Some(device) if device.uuid.is_some_and(|uuid| uuid != record.uuid) => "its label has another UUID",

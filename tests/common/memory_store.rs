@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use sumfs::disk::Disk;
 use sumfs::disk::memory::MemoryDisk;
-use sumfs::disk::superblock::SUPERBLOCK_BYTES;
+use sumfs::disk::superblock::{SUPERBLOCK_BYTES, Superblock};
 use sumfs::fs::{Filesystem, Options};
 use sumfs::store::{DataProfile, Disks, FormatOptions, format};
 use sumfs::units::BLOCK;
@@ -79,10 +79,14 @@ impl MemoryStore {
         MemoryStore::formatted(&|name, len| power.port(name, len), bytes, shape)
     }
 
-    /// The store that is on the ports already.
+    /// The store that is on the ports already, with the devices that its superblock names.
     pub fn found_on(power: &SimulatedPower) -> MemoryStore {
-        let devices = DEVICE_PORTS.iter().filter(|name| power.has_port(name)).count();
-        let store = MemoryStore { disks: MemoryStore::disks(&|name, len| power.port(name, len), 0, devices) };
+        let mut disks = MemoryStore::disks(&|name, len| power.port(name, len), 0, 0);
+        // A store that was broken off while it was made has none yet.
+        if let Ok(found) = Superblock::read(&*disks.superblock) {
+            disks.devices = found.superblock.devices.iter().map(|entry| power.port(&entry.path, 0)).collect();
+        }
+        let store = MemoryStore { disks };
         if power.has_port(IMAGE_PORTS[0]) { store.with_images(power) } else { store }
     }
 

@@ -1,5 +1,7 @@
 //! Devices that come and go: missing ones, stale ones, and what is refused. Nothing that was acknowledged is ever lost with one device.
 
+mod relocation;
+
 use crate::memory_store::{MemoryStore, Shape};
 use crate::operations::pattern;
 use crate::simulated_disk::{Images, SimulatedPower, Survivors};
@@ -7,8 +9,9 @@ use crate::tree::read_bytes;
 use serde_json::Value;
 use std::sync::Arc;
 use sumfs::disk::missing::MissingDisk;
+use sumfs::disk::superblock::Superblock;
 use sumfs::error::Error;
-use sumfs::fs::{Caller, Filesystem, Options, WriteFlags};
+use sumfs::fs::{Caller, Filesystem, NewDevice, Options, WriteFlags};
 use sumfs::lock::Wait;
 use sumfs::units::InodeNumber;
 
@@ -32,7 +35,7 @@ impl Opened {
         let store = MemoryStore::shaped_on(&power, STORE_BYTES, shape);
         let fs = store.open();
         let mut opened = Opened { power, store, fs, contents: Vec::new() };
-        (0..5).for_each(|number| opened.write_file(number));
+        (0..12).for_each(|number| opened.write_file(number));
         opened
     }
 
@@ -40,9 +43,11 @@ impl Opened {
     pub fn without(images: &Images, missing: &[usize], contents: &[Vec<u8>]) -> Result<Opened, Error> {
         let power = SimulatedPower::reopen(1, images);
         let mut store = MemoryStore::found_on(&power);
-        for device in missing {
-            let (id, len) = (*device as u32, store.disks.devices[*device].len().unwrap());
-            store.disks.devices[*device] = Arc::new(MissingDisk::new(id, format!("device {device}"), len));
+        let entries = Superblock::read(&*store.disks.superblock)?.superblock.devices;
+        for (entry, disk) in entries.iter().zip(&mut store.disks.devices) {
+            if missing.contains(&(entry.id as usize)) {
+                *disk = Arc::new(MissingDisk::new(entry.id, format!("device {}", entry.id), entry.len));
+            }
         }
         let fs = Filesystem::open(store.disks.clone(), Options { background: false, ..Options::default() })?;
         Ok(Opened { power, store, fs, contents: contents.to_vec() })
@@ -56,15 +61,15 @@ impl Opened {
             Ok(found) => found.inode,
             Err(_) => self.fs.mknod(&CALLER, ROOT, name.as_bytes(), 0o100_644, 0, 0).unwrap().inode,
         };
-        self.fs.write(&CALLER, file, 0, &bytes, WriteFlags::default(), Wait::Allowed).unwrap();
-        self.fs.sync().unwrap();
+        let written = self.fs.write(&CALLER, file, 0, &bytes, WriteFlags::default(), Wait::Allowed);
+        written.and_then(|_| self.fs.sync()).unwrap_or_else(|error| panic!("file {number}: {error}: {:#}", self.fs.status()));
         self.contents.resize(self.contents.len().max(number + 1), Vec::new());
         let old = std::mem::take(&mut self.contents[number]);
         self.contents[number] = [bytes.as_slice(), old.get(bytes.len()..).unwrap_or_default()].concat();
     }
 
     pub fn assert_whole(&self, when: &str) {
-        for (number, content) in self.contents.iter().enumerate() {
+        for (number, content) in self.contents.iter().enumerate().filter(|(_, content)| !content.is_empty()) {
             let file = self.fs.lookup(ROOT, number.to_string().as_bytes()).unwrap().inode;
             let read = read_bytes(&self.fs, file, 0, content.len());
             assert!(read.as_ref().is_ok_and(|read| read == content), "{when}: file {number} reads otherwise: {:?}", read.err());
@@ -76,6 +81,22 @@ impl Opened {
         devices.as_array().unwrap().iter().find(|device| device["id"] == id).unwrap_or(&Value::Null).clone()
     }
 
+    /// A further device on a port of the machine, not a part of the store yet.
+    pub fn new_device(&self, port: &str, bytes: u64) -> NewDevice {
+        NewDevice { disk: self.power.port(port, bytes), path: port.to_owned() }
+    }
+
+    /// The ids of the devices that the superblock names.
+    pub fn ids(&self) -> Vec<u32> {
+        self.fs.superblock().devices.iter().map(|device| device.id).collect()
+    }
+
+    /// Moves until everything is moved.
+    pub fn relocate(&self) {
+        while self.fs.relocation_step().unwrap() {}
+        assert_eq!(self.fs.relocation_status()["state"], "finished", "{}", self.fs.relocation_status());
+    }
+
     pub fn scrub(&self) -> Value {
         self.fs.scrub_start(0).unwrap();
         while self.fs.scrub_step().unwrap() {}
@@ -84,8 +105,20 @@ impl Opened {
 
     /// Shut down, checked with all data; what is there then.
     pub fn closed(self) -> (Images, Vec<Vec<u8>>) {
-        self.store.close(&self.fs);
-        (self.power.cut_with(1, Survivors::Everything, false), self.contents)
+        let Opened { power, mut store, fs, contents } = self;
+        fs.shutdown().unwrap();
+        // The list may be another one by now; what was missing stays so.
+        let missing = store.disks.devices.iter().filter(|disk| disk.is_missing()).cloned().collect::<Vec<_>>();
+        store.disks.devices = MemoryStore::found_on(&power).disks.devices;
+        for (entry, disk) in fs.superblock().devices.iter().zip(&mut store.disks.devices) {
+            if let Some(missing) = missing.iter().find(|missing| missing.name() == format!("device {}", entry.id)) {
+                *disk = missing.clone();
+            }
+        }
+        if let Err(wrong) = store.check() {
+            panic!("after shutdown: {wrong}");
+        }
+        (power.cut_with(1, Survivors::Everything, false), contents)
     }
 }
 
@@ -99,7 +132,7 @@ fn a_device_may_be_missing_and_is_stale_when_it_is_back_until_a_scrub_has_mended
             opened.assert_whole(&what);
             assert_eq!(opened.device(missing)["state"], "missing", "{what}");
             let before = opened.device(missing)["allocated_bytes"].clone();
-            (3..12).for_each(|number| opened.write_file(number));
+            (3..18).for_each(|number| opened.write_file(number));
             opened.assert_whole(&what);
             assert_eq!(opened.device(missing)["allocated_bytes"], before, "{what}: no new group has a place there");
             let status = opened.scrub();

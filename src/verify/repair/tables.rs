@@ -4,6 +4,7 @@
 use super::draft::{Draft, opened};
 use crate::error::Result;
 use crate::meta::records::DeviceRecord;
+use crate::meta::relocation_record::RelocationRecord;
 use crate::meta::schema::{self, Parsed};
 use crate::meta::scrub_records::{DamagedBlockRecord, DamagedValueRecord, ScrubRecord};
 use crate::verify::findings::{Items, hex};
@@ -12,11 +13,12 @@ use crate::verify::opening::Opened;
 pub(super) fn repair(draft: &mut Draft<'_>, found: &Opened) -> Result<()> {
     drop_unknown_keys(draft)?;
     repair_devices(draft, found)?;
-    for table in [schema::SCRUB, schema::DAMAGED_BLOCKS, schema::DAMAGED_VALUES] {
+    for table in [schema::SCRUB, schema::RELOCATION, schema::DAMAGED_BLOCKS, schema::DAMAGED_VALUES] {
         let mut items = draft.table(table);
         while let Some((key, value)) = items.next()? {
             let is_whole = match schema::parse(&key) {
                 Some(Parsed::Scrub) => opened(&key, &value, ScrubRecord::decode)?.is_some(),
+                Some(Parsed::Relocation) => opened(&key, &value, RelocationRecord::decode)?.is_some(),
                 Some(Parsed::DamagedBlock { .. }) => opened(&key, &value, DamagedBlockRecord::decode)?.is_some(),
                 Some(Parsed::DamagedValue(_)) => opened(&key, &value, DamagedValueRecord::decode)?.is_some(),
                 _ => true,
