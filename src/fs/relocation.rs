@@ -119,6 +119,7 @@ impl Filesystem {
             return Err(error);
         }
         self.take_plan(record, plan);
+        self.commit_now()?;
         self.signals.relocation.wake();
         Ok(())
     }
@@ -294,7 +295,8 @@ impl Filesystem {
         }
         self.put_record(&record, Batch::new())?;
         self.relocation.held.lock().record = record;
-        Ok(())
+        // Who was told that it is so may pull the plug.
+        self.commit_now()
     }
 
     /// Is there something that should go on?

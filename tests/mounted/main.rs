@@ -9,6 +9,7 @@ mod content;
 mod copies;
 mod crash;
 mod damage;
+mod devices;
 mod directories;
 #[expect(dead_code, reason = "the workload here does only some of what can be judged")]
 #[path = "../common/durability.rs"]
