@@ -31,6 +31,9 @@ Fields of --json; everything counts since it was mounted:
   cache                 bytes cached and dirty, inodes
   devices               a list: id, path, bytes, state, is_set_aside, allocated_bytes, used_bytes (see device list), and the
                         read_errors, write_errors, checksum_errors and repaired_blocks of each
+  stripes               null without parity; else how many were full and narrow, padded_bytes, read_to_write_bytes
+  plug                  null without parity; else batches of direct writes by what released them (full, time, idle, sync), and
+                        held_bytes now
   read_only_reason      null, or why nothing can be written
   counters              in groups: operations (requests by kind), requests, refused (by the reason for which an operation had to
                         wait), io, checksum, transaction, cache, healed, and latency with count, mean_us, p50_us, p99_us and

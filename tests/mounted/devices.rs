@@ -111,6 +111,7 @@ fn fio(directory: &Path, direct: bool) -> Ran {
         "--verify=crc32c",
         "--verify_fatal=1",
         "--do_verify=1",
+        "--verify_state_save=0",
         "--ioengine=psync",
     ];
     let ran = run("fio", &[&fixed[..], &[&directory, &direct]].concat());
