@@ -170,6 +170,10 @@ fn a_flipped_byte_anywhere_in_the_index_is_healed() {
     fill_with_names(&mount.path());
     let expected = look(&mount.path());
     mount.umount();
+    // Made anew in one go: else it has the more pages that redb has let go of the more commits fell into the filling.
+    for engine in ["sled", "redb"] {
+        sumfs(&["index", "convert", "--to", engine, text(&mount.store())]).expect_success();
+    }
     let original = Original::of(&mount);
     let index = mount.store().join("index");
     let blocks = blocks_in_use(&index);
@@ -194,9 +198,8 @@ fn a_flipped_byte_anywhere_in_the_index_is_healed() {
         assert!(left.code <= 1, "byte {place}: {left:?}");
     }
     println!("{} of {PLACES} places were not noticed: {unnoticed:?} of {} blocks", unnoticed.len(), blocks.len());
-    // Pages that redb has let go of, and the older of two headers or tables, are nobody's loss, and a block does not tell. There are the more
-    // of them the more commits fell into the filling, and on a busy machine that takes long.
-    assert!(unnoticed.len() <= PLACES / 2, "damage that nobody noticed: {unnoticed:?}");
+    // Pages that redb has let go of, and the older of two headers or tables, are nobody's loss, and a block does not tell.
+    assert!(unnoticed.len() <= PLACES / 4, "damage that nobody noticed: {unnoticed:?}");
     original.restore();
 }
 
