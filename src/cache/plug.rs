@@ -10,11 +10,9 @@ use super::{Cache, CachedFile};
 use crate::disk::buffer::AlignedBuffer;
 use crate::error::{Error, Result};
 use crate::extent::store::DirtyRun;
-use crate::pool::panic_message;
 use crate::space::pace::Direction;
 use crate::sync::{Condvar, Mutex};
 use serde_json::{Value, json};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -224,11 +222,6 @@ impl Cache {
                 file_size: member.file_size,
             })
             .collect();
-        // A panic must not leave the others waiting for ever.
-        catch_unwind(AssertUnwindSafe(|| self.extents.store(&runs))).unwrap_or_else(|panic| {
-            self.stats.panics.fetch_add(1, Ordering::Relaxed);
-            let error = Error::corrupt(format!("internal error: {}", panic_message(&*panic)));
-            vec![Err(error); runs.len()]
-        })
+        self.store(&runs)
     }
 }

@@ -164,12 +164,7 @@ impl Cache {
                 file_size: run.file_size,
             })
             .collect();
-        // A panic must not leave the runs in flight for ever: who waits for them gets an error.
-        let results = catch_unwind(AssertUnwindSafe(|| self.extents.store(&dirty))).unwrap_or_else(|panic| {
-            self.stats.panics.fetch_add(1, Ordering::Relaxed);
-            let error = Error::corrupt(format!("internal error: {}", panic_message(&*panic)));
-            vec![Err(error); runs.len()]
-        });
+        let results = self.store(&dirty);
         let mut first = Ok(());
         for (run, result) in runs.iter().zip(results) {
             self.finish_run(run, &result);
@@ -179,6 +174,15 @@ impl Cache {
             self.evict();
         }
         first
+    }
+
+    /// A panic must not leave the runs in flight for ever: who waits for them gets an error.
+    pub(super) fn store(&self, runs: &[DirtyRun<'_>]) -> Vec<Result<()>> {
+        catch_unwind(AssertUnwindSafe(|| self.extents.store(runs))).unwrap_or_else(|panic| {
+            self.stats.panics.fetch_add(1, Ordering::Relaxed);
+            let error = Error::corrupt(format!("internal error: {}", panic_message(&*panic)));
+            vec![Err(error); runs.len()]
+        })
     }
 
     fn finish_run(&self, run: &FrozenRun, result: &Result<()>) {

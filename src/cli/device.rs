@@ -3,17 +3,13 @@
 
 use super::info::show_bytes;
 use super::umount::ask_daemon;
-use super::{Failure, LOCK_TIMEOUT, Outcome, fields, mountinfo, progress_bar};
+use super::{Failure, LOCK_TIMEOUT, LOOK_AGAIN, Outcome, TargetArguments, fields, mountinfo, progress_bar};
 use crate::control::{Command, DeviceRequest};
 use crate::error::{Error, Result};
 use crate::fs::{Filesystem, NewDevice, Options};
 use crate::store::{DataProfile, OpenOptions, StoreDirectory, parse_size, prepare_device};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
-
-/// Between looks at what is waited for.
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// Arguments of `sumfs device`.
 #[derive(Debug, clap::Args)]
@@ -48,16 +44,6 @@ enum Action {
     /// Stop it for good. What was moved stays where it is, and a device that was added for it stays in the store.
     #[command(after_long_help = fields::DEVICE_STATUS)]
     Cancel(MountArguments),
-}
-
-#[derive(Debug, clap::Args)]
-struct TargetArguments {
-    /// A mount point, or a store that is not mounted.
-    #[arg(value_name = "MNT|STORE")]
-    target: PathBuf,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
 }
 
 #[derive(Debug, clap::Args)]

@@ -40,6 +40,7 @@ use crate::error::Error;
 use clap::{Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -70,6 +71,20 @@ pub type Outcome = Result<u8, Failure>;
 
 /// How long to wait for the lock of a store, which a daemon may still be closing.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Between looks at work that is waited for.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+
+/// For commands that ask the daemon of a mount, or look into a store themselves.
+#[derive(Debug, clap::Args)]
+struct TargetArguments {
+    /// A mount point, or a store that is not mounted.
+    #[arg(value_name = "MNT|STORE")]
+    target: PathBuf,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
 
 /// Hidden by itself when stderr is no terminal.
 fn progress_bar(template: &str) -> ProgressBar {

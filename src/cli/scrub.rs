@@ -6,7 +6,7 @@
 
 use super::info::show_bytes;
 use super::umount::ask_daemon;
-use super::{Failure, LOCK_TIMEOUT, Outcome, WithCode, fields, mountinfo, progress_bar};
+use super::{Failure, LOCK_TIMEOUT, LOOK_AGAIN, Outcome, TargetArguments, WithCode, fields, mountinfo, progress_bar};
 use crate::control::{Command, ScrubAction};
 use crate::error::Result;
 use crate::fs::{Filesystem, Options};
@@ -15,13 +15,10 @@ use crate::sys::Mounted;
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 const CODE_REPAIRED: u8 = 1;
 const CODE_DAMAGE_LEFT: u8 = 4;
 const CODE_FAILED: u8 = 8;
-/// Between looks at a scrub that is waited for.
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// Ranges that are printed one by one, unless it is JSON.
 const LISTED_MAX: usize = 200;
 
@@ -65,16 +62,6 @@ struct StartArguments {
     /// Read at most so much a second, like 200M; 0 for no limit.
     #[arg(long, value_name = "SIZE", value_parser = parse_limit)]
     limit: Option<u64>,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
-}
-
-#[derive(Debug, clap::Args)]
-struct TargetArguments {
-    /// A mount point, or a store that is not mounted.
-    #[arg(value_name = "MNT|STORE")]
-    target: PathBuf,
     /// Print JSON.
     #[arg(long)]
     json: bool,

@@ -7,6 +7,7 @@
 use super::{Dropped, ExtentFile, Extents, FileExtents};
 use crate::error::Result;
 use crate::space::allocator::Placement;
+use crate::space::transfer::carve;
 use crate::units::{BLOCK, BLOCK_SIZE, BlockAddress, block_ceil, blocks_for};
 use std::sync::atomic::Ordering;
 
@@ -205,20 +206,4 @@ impl Extents {
         let blocks = u64::from(count);
         self.space.reserve(blocks) || (matches!(self.open_group(), Ok(true)) && self.space.reserve(blocks))
     }
-}
-
-/// The bytes `start..end` of the slices taken as one.
-pub(super) fn carve<'a>(slices: &[&'a [u8]], start: usize, end: usize) -> Vec<&'a [u8]> {
-    let mut carved = Vec::new();
-    let mut at = 0;
-    for slice in slices {
-        let (from, to) = (start.clamp(at, at + slice.len()) - at, end.clamp(at, at + slice.len()) - at);
-        if let Some(part) = slice.get(from..to)
-            && !part.is_empty()
-        {
-            carved.push(part);
-        }
-        at += slice.len();
-    }
-    carved
 }

@@ -2,9 +2,10 @@
 //! The counterpart of `store.rs`, whose rules hold here too.
 
 use super::Extents;
-use super::store::{ATTEMPTS_MAX, DirtyRun, Outcome, Placed, carve};
-use crate::error::Result;
+use super::store::{ATTEMPTS_MAX, DirtyRun, Outcome, Placed};
+use crate::error::{Error, Result};
 use crate::space::stripes::{Rows, StripeWrite};
+use crate::space::transfer::carve;
 use crate::units::BLOCK;
 use std::sync::atomic::Ordering;
 
@@ -55,7 +56,7 @@ impl Extents {
         waiting: &[Waiting],
         written: &mut Vec<Placed<'a>>,
         outcomes: &mut [Outcome],
-    ) -> Result<Vec<(Waiting, crate::error::Error)>> {
+    ) -> Result<Vec<(Waiting, Error)>> {
         let total = waiting.iter().map(|waiting| waiting.count).sum();
         let rows = self.space.allocate_rows(total)?;
         let placed = pour(runs, waiting, &rows);
@@ -91,7 +92,7 @@ impl Extents {
     }
 }
 
-fn fail(waiting: &[Waiting], outcomes: &mut [Outcome], error: &crate::error::Error) {
+fn fail(waiting: &[Waiting], outcomes: &mut [Outcome], error: &Error) {
     for waiting in waiting {
         if let Some(outcome) = outcomes.get_mut(waiting.run) {
             outcome.result = Err(error.clone());

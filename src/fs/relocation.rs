@@ -18,8 +18,9 @@ use crate::disk::superblock::DeviceEntry;
 use crate::error::{Error, Result};
 use crate::meta::Batch;
 use crate::meta::records::{DeviceRecord, GroupRecord};
-use crate::meta::relocation_record::{RelocationRecord, RelocationState};
+use crate::meta::relocation_record::RelocationRecord;
 use crate::meta::schema::{self, Parsed};
+use crate::meta::work_state::WorkState;
 use crate::space::moving::PlannedMove;
 use crate::sync::Mutex;
 use crate::units::block_floor;
@@ -68,7 +69,7 @@ struct Held {
 
 impl Held {
     fn is_running(&self) -> bool {
-        self.record.state == RelocationState::Running && self.failure.is_none()
+        self.record.state == WorkState::Running && self.failure.is_none()
     }
 }
 
@@ -77,12 +78,8 @@ impl Filesystem {
     pub fn device_add(&self, new: NewDevice) -> Result<u32> {
         let _changing = self.relocation.changing.lock();
         self.refuse_if_open()?;
-        let record = RelocationRecord {
-            state: RelocationState::Finished,
-            began: now().seconds,
-            ended: now().seconds,
-            ..Default::default()
-        };
+        let record =
+            RelocationRecord { state: WorkState::Finished, began: now().seconds, ended: now().seconds, ..Default::default() };
         self.attach(new, record, false)
     }
 
@@ -93,8 +90,7 @@ impl Filesystem {
         self.known(old)?;
         let area = label::data_area(new.disk.len()?);
         self.space.check_room_for(old, area.end - area.start)?;
-        let record =
-            RelocationRecord { state: RelocationState::Running, from: Some(old), began: now().seconds, ..Default::default() };
+        let record = RelocationRecord { state: WorkState::Running, from: Some(old), began: now().seconds, ..Default::default() };
         let id = self.attach(new, record, true)?;
         self.plan_relocation()?;
         self.signals.relocation.wake();
@@ -112,8 +108,7 @@ impl Filesystem {
         }
         // Says now whether there is room.
         let plan = self.space.plan_moves(id, None)?;
-        let record =
-            RelocationRecord { state: RelocationState::Running, from: Some(id), began: now().seconds, ..Default::default() };
+        let record = RelocationRecord { state: WorkState::Running, from: Some(id), began: now().seconds, ..Default::default() };
         if let Err(error) = self.put_record(&record, Batch::new()) {
             self.space.forget_plan(id);
             return Err(error);
@@ -133,10 +128,8 @@ impl Filesystem {
 
     fn refuse_if_open(&self) -> Result<()> {
         match self.relocation.held.lock().record.state {
-            RelocationState::Running => Err(Error::usage("a device is being emptied already; see: sumfs device status")),
-            RelocationState::Paused => {
-                Err(Error::usage("a device is being emptied, and that is paused; resume or cancel it first"))
-            }
+            WorkState::Running => Err(Error::usage("a device is being emptied already; see: sumfs device status")),
+            WorkState::Paused => Err(Error::usage("a device is being emptied, and that is paused; resume or cancel it first")),
             _ => Ok(()),
         }
     }
@@ -217,9 +210,9 @@ impl Filesystem {
         if record.state.is_open() {
             let is_named = |id: Option<u32>| id.is_none_or(|id| named.contains(&id));
             if !is_named(record.from) {
-                (record.state, record.ended) = (RelocationState::Finished, now().seconds);
+                (record.state, record.ended) = (WorkState::Finished, now().seconds);
             } else if !is_named(record.to) {
-                (record.state, record.ended) = (RelocationState::Cancelled, now().seconds);
+                (record.state, record.ended) = (WorkState::Cancelled, now().seconds);
             }
         }
         if record != before || !batch.is_empty() {
@@ -244,7 +237,7 @@ impl Filesystem {
     /// Stops moving for now.
     pub fn relocation_pause(&self) -> Result<()> {
         self.change_relocation(|state| match state {
-            RelocationState::Running => Ok(RelocationState::Paused),
+            WorkState::Running => Ok(WorkState::Paused),
             state => Err(Error::usage(format!("no device is being emptied (the last time: {})", state.name()))),
         })
     }
@@ -252,7 +245,7 @@ impl Filesystem {
     /// Goes on where it was, also after a failure.
     pub fn relocation_resume(&self) -> Result<()> {
         self.change_relocation(|state| match state {
-            RelocationState::Running | RelocationState::Paused => Ok(RelocationState::Running),
+            WorkState::Running | WorkState::Paused => Ok(WorkState::Running),
             state => Err(Error::usage(format!("no device was being emptied (the last time: {})", state.name()))),
         })?;
         if self.relocation.held.lock().failure.is_some() {
@@ -265,7 +258,7 @@ impl Filesystem {
     /// Stops for good. What was moved stays where it is, and a device that was added for it stays a part of the store.
     pub fn relocation_cancel(&self) -> Result<()> {
         self.change_relocation(|state| match state {
-            RelocationState::Running | RelocationState::Paused => Ok(RelocationState::Cancelled),
+            WorkState::Running | WorkState::Paused => Ok(WorkState::Cancelled),
             state => Err(Error::usage(format!("no device is being emptied (the last time: {})", state.name()))),
         })?;
         let (from, is_moving) = {
@@ -283,14 +276,14 @@ impl Filesystem {
         Ok(())
     }
 
-    fn change_relocation(&self, change: impl FnOnce(RelocationState) -> Result<RelocationState>) -> Result<()> {
+    fn change_relocation(&self, change: impl FnOnce(WorkState) -> Result<WorkState>) -> Result<()> {
         self.begin_changing()?;
         let _changing = self.relocation.changing.lock();
         // Not in the middle of a step.
         let _stepping = self.relocation.stepping.lock();
         let mut record = self.relocation.held.lock().record.clone();
         record.state = change(record.state)?;
-        if record.state == RelocationState::Cancelled {
+        if record.state == WorkState::Cancelled {
             record.ended = now().seconds;
         }
         self.put_record(&record, Batch::new())?;
@@ -400,7 +393,7 @@ impl Filesystem {
             superblock.devices.retain(|device| device.id != from);
             superblock.write(&*self.superblock_disk)?;
         }
-        (record.state, record.ended) = (RelocationState::Finished, now().seconds);
+        (record.state, record.ended) = (WorkState::Finished, now().seconds);
         let mut batch = Batch::new();
         batch.delete(schema::device(from));
         self.put_record(&record, batch)?;

@@ -13,7 +13,8 @@ use crate::disk::superblock::Superblock;
 use crate::error::{Error, Result};
 use crate::meta::Batch;
 use crate::meta::schema::{self, Key, Parsed};
-use crate::meta::scrub_records::{DamagedBlockRecord, DamagedValueRecord, ScrubRecord, ScrubState};
+use crate::meta::scrub_records::{DamagedBlockRecord, DamagedValueRecord, ScrubRecord};
+use crate::meta::work_state::WorkState;
 use crate::sync::Mutex;
 use crate::units::{BLOCK_SIZE, BlockAddress};
 use crate::verify::scrub::{self, Effort, Found, Surroundings};
@@ -82,10 +83,10 @@ impl Filesystem {
     pub fn scrub_start(&self, limit: u64) -> Result<()> {
         let missed = self.space.set_aside_devices().is_empty().then(|| self.space.missed_count());
         self.change_scrub(|record| match record.state {
-            ScrubState::Running => Err(Error::usage("a scrub is under way already; see: sumfs scrub status")),
-            ScrubState::Paused => Err(Error::usage("a scrub is paused; resume or cancel it first")),
+            WorkState::Running => Err(Error::usage("a scrub is under way already; see: sumfs scrub status")),
+            WorkState::Paused => Err(Error::usage("a scrub is paused; resume or cancel it first")),
             _ => {
-                let (number, state) = (record.number.saturating_add(1), ScrubState::Running);
+                let (number, state) = (record.number.saturating_add(1), WorkState::Running);
                 *record = ScrubRecord { number, state, limit, began: now().seconds, ..ScrubRecord::default() };
                 Ok(())
             }
@@ -97,8 +98,8 @@ impl Filesystem {
     /// Ends it for now.
     pub fn scrub_pause(&self) -> Result<()> {
         self.change_scrub(|record| match record.state {
-            ScrubState::Running => {
-                record.state = ScrubState::Paused;
+            WorkState::Running => {
+                record.state = WorkState::Paused;
                 Ok(())
             }
             state => {
@@ -110,8 +111,8 @@ impl Filesystem {
     /// Goes on where it was, also with one that was broken off by the end of a process.
     pub fn scrub_resume(&self, limit: Option<u64>) -> Result<()> {
         self.change_scrub(|record| match record.state {
-            ScrubState::Running | ScrubState::Paused => {
-                record.state = ScrubState::Running;
+            WorkState::Running | WorkState::Paused => {
+                record.state = WorkState::Running;
                 record.limit = limit.unwrap_or(record.limit);
                 Ok(())
             }
@@ -124,8 +125,8 @@ impl Filesystem {
     /// Ends it for good. What it found stays listed.
     pub fn scrub_cancel(&self) -> Result<()> {
         self.change_scrub(|record| match record.state {
-            ScrubState::Running | ScrubState::Paused => {
-                record.state = ScrubState::Cancelled;
+            WorkState::Running | WorkState::Paused => {
+                record.state = WorkState::Cancelled;
                 record.ended = now().seconds;
                 Ok(())
             }
@@ -157,7 +158,7 @@ impl Filesystem {
     /// Is there a scrub that should go on?
     pub fn is_scrubbing(&self) -> bool {
         let held = self.scrub.held.lock();
-        held.record.state == ScrubState::Running && held.failure.is_none()
+        held.record.state == WorkState::Running && held.failure.is_none()
     }
 
     /// Does the next step of the scrub on this thread; false when there is none left. What is returned as an error has ended it.
@@ -190,7 +191,7 @@ impl Filesystem {
         let found = scrub::step(&mut record, &around, self.scrub_effort(before.limit))?;
         record.blocks_total = record.blocks_total.max(record.blocks).max(self.blocks_to_scrub());
         record.milliseconds += u64::try_from(begin.elapsed().as_millis()).unwrap_or(0);
-        if record.state == ScrubState::Finished {
+        if record.state == WorkState::Finished {
             record.blocks_total = record.blocks;
             self.forget_damage(|scrub| scrub < record.number)?;
             self.renew_devices(&record);
@@ -213,7 +214,7 @@ impl Filesystem {
         if held.record.number != before.number {
             return Ok(());
         }
-        if held.record.state != ScrubState::Running {
+        if held.record.state != WorkState::Running {
             // Paused or cancelled in the middle: what it did counts all the same.
             (record.state, record.ended) = (held.record.state, held.record.ended);
         }
@@ -231,7 +232,7 @@ impl Filesystem {
         }
         batch.put(schema::scrub(), record.encode());
         self.meta.append(batch)?;
-        let is_due = held.committed.is_none_or(|at| at.elapsed() > COMMIT_INTERVAL) || record.state != ScrubState::Running;
+        let is_due = held.committed.is_none_or(|at| at.elapsed() > COMMIT_INTERVAL) || record.state != WorkState::Running;
         held.record = record;
         if is_due {
             held.committed = Some(Instant::now());
@@ -422,7 +423,7 @@ impl Filesystem {
             let held = self.scrub.held.lock();
             (held.record.clone(), held.failure.clone(), held.since)
         };
-        let is_running = record.state == ScrubState::Running && failure.is_none();
+        let is_running = record.state == WorkState::Running && failure.is_none();
         let done = record.blocks * BLOCK_SIZE;
         let total = record.blocks_total.max(if is_running { self.blocks_to_scrub() } else { 0 }).max(record.blocks) * BLOCK_SIZE;
         let rate = since.map_or(0.0, |(begin, blocks)| {

@@ -24,6 +24,7 @@ pub mod scrub_records;
 pub mod sled_index;
 pub mod space_records;
 pub mod transaction;
+pub mod work_state;
 
 mod apply;
 mod commit;

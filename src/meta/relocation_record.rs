@@ -2,54 +2,15 @@
 //! mount. Which groups are done the records of the groups say.
 
 use super::fields::Reader;
+use super::work_state::WorkState;
 use crate::error::Result;
-
-/// What is being done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(u8)]
-pub enum RelocationState {
-    /// There never was one.
-    #[default]
-    Never = 0,
-    /// Under way, or broken off by the end of the process: it goes on with the next mount.
-    Running = 1,
-    /// Until someone resumes it.
-    Paused = 2,
-    /// Everything is elsewhere, and the device is no part of the store any more.
-    Finished = 3,
-    /// Someone ended it: what was moved stays where it is.
-    Cancelled = 4,
-}
-
-impl RelocationState {
-    fn from_byte(byte: u8) -> Option<RelocationState> {
-        use RelocationState::*;
-        [Never, Running, Paused, Finished, Cancelled].into_iter().find(|state| *state as u8 == byte)
-    }
-
-    /// The name in `sumfs device status`.
-    pub fn name(self) -> &'static str {
-        match self {
-            RelocationState::Never => "never",
-            RelocationState::Running => "running",
-            RelocationState::Paused => "paused",
-            RelocationState::Finished => "finished",
-            RelocationState::Cancelled => "cancelled",
-        }
-    }
-
-    /// Is there something that has not ended?
-    pub fn is_open(self) -> bool {
-        matches!(self, RelocationState::Running | RelocationState::Paused)
-    }
-}
 
 /// What is being moved, or was last. A change of the list of devices that a crash broke off is undone or ended by the next mount; `from`
 /// and `to` name the devices that it may be about.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RelocationRecord {
     /// See there.
-    pub state: RelocationState,
+    pub state: WorkState,
     /// The device that is emptied; None: one was only added.
     pub from: Option<u32>,
     /// The device that takes its place; None: any.
@@ -89,7 +50,7 @@ impl RelocationRecord {
         let mut r = Reader::new("relocation", record);
         let device = |id: u32| (id != NONE).then_some(id);
         let relocation = RelocationRecord {
-            state: RelocationState::from_byte(r.u8()?).ok_or_else(|| r.damaged())?,
+            state: WorkState::from_byte(r.u8()?).ok_or_else(|| r.damaged())?,
             from: device(r.u32()?),
             to: device(r.u32()?),
             began: r.i64()?,
@@ -114,11 +75,9 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_and_all_else_is_refused() {
-        for (state, from, to) in [
-            (RelocationState::Running, Some(3), None),
-            (RelocationState::Finished, None, Some(0)),
-            (RelocationState::Never, None, None),
-        ] {
+        for (state, from, to) in
+            [(WorkState::Running, Some(3), None), (WorkState::Finished, None, Some(0)), (WorkState::Never, None, None)]
+        {
             let record =
                 RelocationRecord { state, from, to, began: -5, ended: 7, moved_groups: 1, moved_bytes: 2, unreadable_blocks: 3 };
             let bytes = record.encode();

@@ -3,45 +3,11 @@
 use super::fields::Reader;
 use super::records::SEAL_BYTES;
 use super::schema::Key;
+use super::work_state::WorkState;
 use crate::error::Result;
 
 /// Longest cursor: a key with a name in it, and some room.
 const CURSOR_BYTES_MAX: usize = 1024;
-
-/// What a scrub is doing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(u8)]
-pub enum ScrubState {
-    /// There never was one.
-    #[default]
-    Never = 0,
-    /// Under way, or broken off by the end of the process: it goes on with the next mount.
-    Running = 1,
-    /// Until someone resumes it.
-    Paused = 2,
-    /// It has looked at everything.
-    Finished = 3,
-    /// Someone ended it.
-    Cancelled = 4,
-}
-
-impl ScrubState {
-    fn from_byte(byte: u8) -> Option<ScrubState> {
-        use ScrubState::*;
-        [Never, Running, Paused, Finished, Cancelled].into_iter().find(|state| *state as u8 == byte)
-    }
-
-    /// The name in `sumfs scrub status`.
-    pub fn name(self) -> &'static str {
-        match self {
-            ScrubState::Never => "never",
-            ScrubState::Running => "running",
-            ScrubState::Paused => "paused",
-            ScrubState::Finished => "finished",
-            ScrubState::Cancelled => "cancelled",
-        }
-    }
-}
 
 /// What a scrub is looking at; in this order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -82,7 +48,7 @@ macro_rules! scrub_record {
         #[derive(Clone, Debug, Default, PartialEq, Eq)]
         pub struct ScrubRecord {
             /// What it is doing.
-            pub state: ScrubState,
+            pub state: WorkState,
             /// What it is looking at.
             pub phase: ScrubPhase,
             /// Where it goes on: the key of a value, or of an extent.
@@ -110,7 +76,7 @@ macro_rules! scrub_record {
             pub fn decode(record: &[u8]) -> Result<ScrubRecord> {
                 let mut r = Reader::new("scrub", record);
                 let scrub = ScrubRecord {
-                    state: ScrubState::from_byte(r.u8()?).ok_or_else(|| r.damaged())?,
+                    state: WorkState::from_byte(r.u8()?).ok_or_else(|| r.damaged())?,
                     phase: ScrubPhase::from_byte(r.u8()?).ok_or_else(|| r.damaged())?,
                     began: r.i64()?,
                     ended: r.i64()?,
@@ -218,7 +184,7 @@ mod tests {
     #[test]
     fn records_come_back_as_they_were() {
         let scrub = ScrubRecord {
-            state: ScrubState::Paused,
+            state: WorkState::Paused,
             phase: ScrubPhase::Values,
             cursor: b"a key".to_vec(),
             began: -5,

@@ -4,7 +4,7 @@
 //! A block is written to all of its copies and read from the first. The others are looked at by who found that one bad, and by a
 //! scrub. A repair (`mend`) writes one copy; its caller keeps D10.
 
-use super::groups::{Device, Space};
+use super::groups::Space;
 use super::layout::Layout;
 use super::transfer::Place;
 use crate::disk::buffer::AlignedBuffer;
@@ -14,7 +14,6 @@ use crate::stats::Stats;
 use crate::units::{BLOCK, BLOCK_SIZE, BlockAddress};
 use serde_json::{Value, json};
 use std::ops::Deref;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The most copies that a group has.
@@ -51,6 +50,11 @@ impl Places {
             return Err(Error::corrupt("a group without places"));
         }
         Ok(places)
+    }
+
+    /// That of one copy of `block`.
+    fn copy(&self, block: BlockAddress, copy: usize) -> Result<Place> {
+        self.get(copy).copied().ok_or_else(|| Error::corrupt(format!("block {block} has no copy {copy}")))
     }
 }
 
@@ -90,16 +94,14 @@ impl Space {
         assert_may_wait("reading a device");
         let (layout, in_group) = self.layout_at(block, into.len())?;
         if !layout.is_striped() {
-            let (device, offset) = self.locate_copy(block, copy, into.len())?;
-            return self.read_present(Place { device: device.id, offset }, into);
+            return self.read_present(Places::of(&layout, in_group)?.copy(block, copy)?, into);
         }
         let mut rest = into;
         for piece in layout.pieces(in_group, (rest.len() / BLOCK) as u32) {
             let (now, later) = std::mem::take(&mut rest).split_at_mut(piece.count as usize * BLOCK);
             rest = later;
             if copy > 0 {
-                now.fill(0);
-                self.rebuild(&layout, piece.block, now)?;
+                self.compute(&layout, piece.block, now)?;
             } else if let Some(place) = layout.data_place(piece.block) {
                 self.read_present(place, now)?;
             }
@@ -120,16 +122,13 @@ impl Space {
         assert_may_wait("writing a device");
         let moving = self.moving.read();
         let (layout, in_group) = self.layout_at(block, bytes.len())?;
-        let (device, offset) = self.locate_copy(block, copy, bytes.len())?;
-        if device.is_set_aside() {
-            return Err(Error::SetAside { device: device.id });
-        }
+        let place = Places::of(&layout, in_group)?.copy(block, copy)?;
+        let device = self.present(place.device)?;
         let written = if copy > 0 && layout.has_parity() {
             self.mend_parity(moving.as_ref(), &layout, in_group, bytes)
         } else {
-            let place = Place { device: device.id, offset };
             let moved = self.write_moving(moving.as_ref(), place, &[bytes], bytes.len());
-            device.disk.write_at(offset, bytes).and(moved)
+            device.disk.write_at(place.offset, bytes).and(moved)
         };
         device.is_dirty.store(true, Ordering::Release);
         let counter = if written.is_ok() { &device.faults.repaired_blocks } else { &device.faults.write_errors };
@@ -139,7 +138,7 @@ impl Space {
 
     /// Counts a copy of a block that did not match its checksum, or could not be read, in `stats` and with its device.
     pub fn count_bad_copy(&self, stats: &Stats, block: BlockAddress, copy: usize, is_unreadable: bool) {
-        let Ok((device, _)) = self.locate_copy(block, copy, 0) else { return };
+        let Ok(device) = self.locate(block, 0).and_then(|places| self.device(places.copy(block, copy)?.device)) else { return };
         let faults = &device.faults;
         let (of_all, of_device) = if is_unreadable {
             (&stats.io_errors, &faults.read_errors)
@@ -148,12 +147,6 @@ impl Space {
         };
         of_all.fetch_add(1, Ordering::Relaxed);
         of_device.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn locate_copy(&self, block: BlockAddress, copy: usize, bytes: usize) -> Result<(Arc<Device>, u64)> {
-        let places = self.locate(block, bytes)?;
-        let place = places.get(copy).ok_or_else(|| Error::corrupt(format!("block {block} has no copy {copy}")))?;
-        Ok((self.device(place.device)?, place.offset))
     }
 
     /// What each device is, holds and did wrong, for `stats` and `device list`.

@@ -25,7 +25,8 @@ const GROUPS_MAX: u64 = 1 << 22;
 /// One open group.
 #[derive(Debug)]
 pub(super) struct Group {
-    pub(super) layout: Layout,
+    /// Shared with whoever transfers: a place that moves makes a new one.
+    pub(super) layout: Arc<Layout>,
     pub(super) used: Bitmap,
     /// With parity: the rows in which a block is used, or was when the row was written.
     pub(super) rows: Option<Bitmap>,
@@ -37,7 +38,7 @@ pub(super) struct Group {
     pub(super) takes_new: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct State {
     /// By group number; groups open in the order of their numbers.
     pub(super) groups: Vec<Group>,
@@ -55,7 +56,7 @@ pub(super) struct State {
     pub(super) slots: Vec<Slot>,
     /// Ranges kept for what moves.
     pub(super) planned: Vec<Taken>,
-    /// Of the groups with parity the most data blocks in a row: so many may be lost to one block that is written alone.
+    /// Of the groups with parity the most data blocks in a row: so many may be lost to one block that is written alone. 0: there are none.
     pub(super) row_blocks: u64,
 }
 
@@ -143,21 +144,10 @@ impl Space {
         let areas =
             devices.iter().zip(areas).map(|((device, _), (begin, end))| Area { device: *device, begin: *begin, end: *end });
         let areas: Vec<Area> = areas.collect();
-        let mut state = State {
-            groups: Vec::new(),
-            free: 0,
-            reserved: 0,
-            promised,
-            cursors: Cursors::default(),
-            rows: RowCursors::default(),
-            areas,
-            closed: devices.iter().filter(|(_, disk)| disk.is_missing()).map(|(id, _)| *id).collect(),
-            slots: Vec::new(),
-            planned: Vec::new(),
-            row_blocks: 1,
-        };
+        let closed = devices.iter().filter(|(_, disk)| disk.is_missing()).map(|(id, _)| *id).collect();
+        let mut state = State { promised, areas, closed, ..State::default() };
         for (number, (record, bitmap)) in open_groups.into_iter().enumerate() {
-            let layout = Layout::of(&record, blocks_per_group)?;
+            let layout = Arc::new(Layout::of(&record, blocks_per_group)?);
             let applied = match bitmap {
                 None => Bitmap::new(layout.blocks()),
                 Some(bytes) => Bitmap::from_bytes(blocks_per_group, &bytes)
@@ -167,20 +157,24 @@ impl Space {
             state.add(Group { takes_new: record.profile == plan.profile, ..Group::new(layout, applied) });
         }
         state.find_slots(&plan, blocks_per_group);
-        let is_absence_due = AtomicBool::new(!state.closed.is_empty());
-        Ok(Space {
-            devices: RwLock::new(devices.into_iter().map(|(id, disk)| Arc::new(Device::new(id, disk))).collect()),
-            blocks_per_group: u64::from(blocks_per_group),
+        let devices = devices.into_iter().map(|(id, disk)| Device::new(id, disk)).collect();
+        Ok(Self::assemble(devices, u64::from(blocks_per_group), plan, state))
+    }
+
+    fn assemble(devices: Vec<Device>, blocks_per_group: u64, plan: Plan, state: State) -> Space {
+        Space {
+            devices: RwLock::new(devices.into_iter().map(Arc::new).collect()),
+            blocks_per_group,
             plan,
+            is_absence_due: AtomicBool::new(!state.closed.is_empty()),
             state: RankedMutex::new(Rank::Space, state),
             pinned: Arc::default(),
             is_opening: crate::sync::Mutex::new(()),
             moving: RwLock::new(None),
             missed: AtomicU64::new(0),
-            is_absence_due,
             pace: Pace::default(),
             stripe_counts: StripeCounts::default(),
-        })
+        }
     }
 
     /// Begins a read: blocks freed from now on are not used again before the guard is dropped.
@@ -286,7 +280,7 @@ impl Space {
         let is_slot = state.slots.last() == Some(&group.record.copies);
         let layout = Layout::of(&group.record, self.blocks_per_group as u32)?;
         let blocks = layout.blocks();
-        state.add(Group::new(layout, Bitmap::new(blocks)));
+        state.add(Group::new(layout.into(), Bitmap::new(blocks)));
         if is_slot {
             state.slots.pop();
         } else {
@@ -405,40 +399,15 @@ impl Space {
     /// The groups as they were last applied. The caller keeps everybody from applying; one group is copied at a time, so that
     /// writers wait for no more than that.
     pub fn frozen(&self) -> Space {
-        let (mut groups, mut free) = (Vec::new(), 0);
+        let mut state = State::default();
         loop {
-            let copied = self.state.lock().groups.get(groups.len()).map(|group| (group.layout.clone(), group.applied.clone()));
+            let next = state.groups.len();
+            let copied = self.state.lock().groups.get(next).map(|group| (group.layout.clone(), group.applied.clone()));
             let Some((layout, applied)) = copied else { break };
-            let group = Group::new(layout, applied);
-            free += u64::from(group.free);
-            groups.push(group);
+            state.add(Group::new(layout, applied));
         }
-        let state = State {
-            groups,
-            free,
-            reserved: 0,
-            promised: 0,
-            cursors: Cursors::default(),
-            rows: RowCursors::default(),
-            areas: Vec::new(),
-            closed: Vec::new(),
-            slots: Vec::new(),
-            planned: Vec::new(),
-            row_blocks: 1,
-        };
-        Space {
-            devices: RwLock::new(self.devices().iter().map(|device| Arc::new(device.with_the_same_disk())).collect()),
-            blocks_per_group: self.blocks_per_group,
-            plan: self.plan,
-            state: RankedMutex::new(Rank::Space, state),
-            pinned: Arc::default(),
-            is_opening: crate::sync::Mutex::new(()),
-            moving: RwLock::new(None),
-            missed: AtomicU64::new(0),
-            is_absence_due: AtomicBool::new(false),
-            pace: Pace::default(),
-            stripe_counts: StripeCounts::default(),
-        }
+        let devices = self.devices().iter().map(|device| device.with_the_same_disk()).collect();
+        Self::assemble(devices, self.blocks_per_group, self.plan, state)
     }
 
     /// The used blocks of an open group, for check: a bit for each address that it takes.
@@ -486,7 +455,7 @@ impl Group {
         }
     }
 
-    fn new(layout: Layout, applied: Bitmap) -> Group {
+    fn new(layout: Arc<Layout>, applied: Bitmap) -> Group {
         let rows = layout.has_parity().then(|| rows_in_use(&layout, &applied));
         let free = match &rows {
             Some(rows) => (rows.len() - rows.count()) * layout.data_columns(),
@@ -539,7 +508,7 @@ impl State {
     }
 
     fn available(&self) -> u64 {
-        (self.free / self.row_blocks).saturating_sub(self.reserved + self.promised)
+        (self.free / self.row_blocks.max(1)).saturating_sub(self.reserved + self.promised)
     }
 
     pub(super) fn set_used(&mut self, first: u64, count: u32, used: bool, blocks_per_group: u64) -> Result<()> {

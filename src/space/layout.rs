@@ -124,12 +124,14 @@ impl Layout {
     }
 
     /// The column of the parity of a row.
-    fn parity_column(&self, row: u32) -> usize {
+    pub(super) fn parity_column(&self, row: u32) -> usize {
         let columns = self.places.len();
         columns - 1 - (row / self.unit()) as usize % columns
     }
 
-    fn column(&self, row: u32, cell: u32) -> usize {
+    /// The column of a block.
+    pub(super) fn column_of(&self, block: u32) -> usize {
+        let (row, cell) = (self.row(block), self.cell(block));
         if self.has_parity() { (self.parity_column(row) + 1 + cell as usize) % self.places.len() } else { cell as usize }
     }
 
@@ -140,8 +142,7 @@ impl Layout {
 
     /// Where a block of a striped group lies.
     pub(super) fn data_place(&self, block: u32) -> Option<Place> {
-        let row = self.row(block);
-        self.place_in(self.column(row, self.cell(block)), row)
+        self.place_in(self.column_of(block), self.row(block))
     }
 
     /// Where the parity of a row lies.

@@ -142,12 +142,15 @@ impl Space {
         self.devices().iter().filter(|device| device.is_set_aside()).map(|device| device.id).collect()
     }
 
-    /// The first group that cannot do without the devices that are set aside, and the device.
+    /// The first group that cannot do without the devices that are set aside, and the last of them that it is on.
     pub fn lost_group(&self) -> Option<(u64, u32)> {
-        let aside = self.set_aside_devices();
+        self.group_lost_without(&self.set_aside_devices())
+    }
+
+    fn group_lost_without(&self, missing: &[u32]) -> Option<(u64, u32)> {
         let state = self.state.lock();
         (0..).zip(&state.groups).find_map(|(number, group)| {
-            let lost: Vec<u32> = group.layout.places.iter().map(|place| place.0).filter(|id| aside.contains(id)).collect();
+            let lost: Vec<u32> = group.layout.places.iter().map(|place| place.0).filter(|id| missing.contains(id)).collect();
             let last = lost.last()?;
             (lost.len() > group.layout.spare_places()).then_some((number, *last))
         })
@@ -165,11 +168,6 @@ impl Space {
         if !aside.contains(&id) {
             aside.push(id);
         }
-        let state = self.state.lock();
-        let lost = |places: &[(u32, u64)]| places.iter().filter(|place| aside.contains(&place.0)).count();
-        state.groups.iter().all(|group| {
-            let lost = lost(&group.layout.places);
-            lost == 0 || lost <= group.layout.spare_places()
-        })
+        self.group_lost_without(&aside).is_none()
     }
 }

@@ -17,13 +17,13 @@
 use super::groups::{Space, State};
 use super::layout::Layout;
 use super::slots::{Area, Plan, Taken, free_places};
-use super::stripes::add;
-use super::transfer::Place;
+use super::transfer::{Place, carve};
 use crate::disk::buffer::AlignedBuffer;
 use crate::error::{Error, Result};
 use crate::lock::assert_may_wait;
 use crate::units::{BLOCK, BLOCK_SIZE};
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Blocks copied while writers wait.
@@ -173,7 +173,7 @@ impl Space {
         }
         let mut state = self.state.lock();
         let group = usize::try_from(planned.group).ok().and_then(|number| state.groups.get_mut(number));
-        if let Some(place) = group.and_then(|group| group.layout.places.get_mut(planned.place)) {
+        if let Some(place) = group.and_then(|group| Arc::make_mut(&mut group.layout).places.get_mut(planned.place)) {
             *place = planned.to;
         }
         state.planned.retain(|kept| (kept.0, kept.1) != planned.to);
@@ -186,7 +186,7 @@ impl Space {
             return Ok(());
         };
         let device = self.device(place.device)?;
-        let written = device.disk.write_vectored_at(place.offset, &cut(slices, begin as usize, end as usize));
+        let written = device.disk.write_vectored_at(place.offset, &carve(slices, begin as usize, end as usize));
         device.is_dirty.store(true, Ordering::Release);
         let Err(error) = written else { return Ok(()) };
         device.faults.write_errors.fetch_add(1, Ordering::Relaxed);
@@ -199,7 +199,7 @@ impl Space {
         let is_stale =
             layout.places.get(place).and_then(|place| self.device(place.0).ok()).is_none_or(|device| device.is_stale());
         let read = |row: u32, into: &mut [u8]| {
-            let own = |into: &mut [u8]| self.read_row(layout, place, row, into);
+            let own = |into: &mut [u8]| self.read_column_at(layout, place, row, into);
             let others = |into: &mut [u8]| self.compute_column(layout, place, row, into);
             if is_stale { others(into).or_else(|_| own(into)) } else { own(into).or_else(|_| others(into)) }
         };
@@ -216,27 +216,16 @@ impl Space {
         unreadable
     }
 
-    fn read_row(&self, layout: &Layout, place: usize, row: u32, into: &mut [u8]) -> Result<()> {
-        let place = layout.place_in(place, row).ok_or_else(|| Error::corrupt("a group without places"))?;
-        self.read_present(place, into)
-    }
-
     /// The same from the other places.
     fn compute_column(&self, layout: &Layout, place: usize, row: u32, into: &mut [u8]) -> Result<()> {
-        let others = (0..layout.places.len()).filter(|other| *other != place);
         if layout.has_parity() {
             into.fill(0);
-            let mut buffer = AlignedBuffer::zeroed(into.len());
-            for other in others {
-                self.read_row(layout, other, row, &mut buffer)?;
-                add(into, &buffer);
-            }
-            return Ok(());
+            return self.add_columns(layout, &[place], row, into);
         }
         let mut result = Err(Error::corrupt("there is no other copy"));
         if !layout.is_striped() {
-            for other in others {
-                result = self.read_row(layout, other, row, into);
+            for other in (0..layout.places.len()).filter(|other| *other != place) {
+                result = self.read_column_at(layout, other, row, into);
                 if result.is_ok() {
                     break;
                 }
@@ -309,16 +298,4 @@ impl State {
         let areas: Vec<Area> = self.areas.iter().filter(|area| !self.closed.contains(&area.device)).copied().collect();
         self.slots = plan.free_slots(&areas, blocks_per_group, &self.taken());
     }
-}
-
-/// The bytes `begin..end` of the slices taken as one.
-fn cut<'a>(slices: &[&'a [u8]], begin: usize, end: usize) -> Vec<&'a [u8]> {
-    let mut parts = Vec::new();
-    let mut at = 0;
-    for slice in slices {
-        let (from, to) = (begin.clamp(at, at + slice.len()) - at, end.clamp(at, at + slice.len()) - at);
-        parts.extend(slice.get(from..to).filter(|part| !part.is_empty()));
-        at += slice.len();
-    }
-    parts
 }

@@ -9,12 +9,13 @@ use super::groups::{Group, Space, State};
 use super::layout::Layout;
 use super::moving::Moving;
 use super::pace::Direction;
-use super::transfer::Place;
+use super::transfer::{Place, carve, nowhere};
 use crate::disk::buffer::AlignedBuffer;
 use crate::error::{Error, Result};
 use crate::lock::assert_may_wait;
 use crate::units::{BLOCK, BLOCK_SIZE, BlockAddress};
 use serde_json::{Value, json};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Written where a narrow stripe has no data.
@@ -43,7 +44,7 @@ pub struct StripeCounts {
 /// Rows of one stripe that were allocated together.
 #[derive(Clone, Debug)]
 pub struct Rows {
-    layout: Layout,
+    layout: Arc<Layout>,
     /// Address of the first block of the group.
     group: u64,
     first: u32,
@@ -168,7 +169,7 @@ impl Space {
     }
 
     /// The layout of the group that the rows are in: a place of it may have moved since they were allocated.
-    fn layout_now(&self, rows: &Rows) -> Layout {
+    fn layout_now(&self, rows: &Rows) -> Arc<Layout> {
         let mut state = self.state.lock();
         state.group_mut(rows.group, self.blocks_per_group).map_or_else(|_| rows.layout.clone(), |(group, _)| group.layout.clone())
     }
@@ -201,33 +202,34 @@ impl Space {
         })
     }
 
-    /// Computes what lies at `block..block + count` of a striped group from the other columns, and adds it (exclusive or) to `into`, which
-    /// is zero. One piece, see `Layout::pieces`.
-    pub(super) fn rebuild(&self, layout: &Layout, block: u32, into: &mut [u8]) -> Result<()> {
-        let (row, cell) = (layout.row(block), layout.cell(block));
-        let mut buffer = AlignedBuffer::zeroed(into.len());
-        let others = (0..layout.data_columns()).filter(|other| *other != cell);
-        let places = others.map(|other| layout.data_place(layout.block(row, other))).chain([layout.parity_place(row)]);
-        for place in places {
-            let place = place.ok_or_else(|| Error::corrupt("a group without places"))?;
-            self.read_present(place, &mut buffer)?;
-            add(into, &buffer);
-        }
-        Ok(())
+    /// Computes what lies from `block` on in a group with parity from the other columns. One piece, see `Layout::pieces`.
+    pub(super) fn compute(&self, layout: &Layout, block: u32, into: &mut [u8]) -> Result<()> {
+        into.fill(0);
+        self.add_columns(layout, &[layout.column_of(block)], layout.row(block), into)
     }
 
     /// Writes the parity of the row of `block` anew, whose bytes these are. All other blocks of the row are good: the caller has made sure.
     pub(super) fn mend_parity(&self, moving: Option<&Moving>, layout: &Layout, block: u32, bytes: &[u8]) -> Result<()> {
-        let (row, cell) = (layout.row(block), layout.cell(block));
+        let row = layout.row(block);
         let mut parity = AlignedBuffer::copy_of(bytes);
-        let mut buffer = AlignedBuffer::zeroed(BLOCK);
-        for other in (0..layout.data_columns()).filter(|other| *other != cell) {
-            let place = layout.data_place(layout.block(row, other)).ok_or_else(|| Error::corrupt("a group without places"))?;
-            self.read_present(place, &mut buffer)?;
-            add(&mut parity, &buffer);
-        }
-        let place = layout.parity_place(row).ok_or_else(|| Error::corrupt("a group without places"))?;
+        self.add_columns(layout, &[layout.column_of(block), layout.parity_column(row)], row, &mut parity)?;
+        let place = layout.parity_place(row).ok_or_else(nowhere)?;
         self.write_place(moving, place, &[&parity], BLOCK)
+    }
+
+    /// Adds (exclusive or) what all columns but some have from `row` on to `sum`.
+    pub(super) fn add_columns(&self, layout: &Layout, left_out: &[usize], row: u32, sum: &mut [u8]) -> Result<()> {
+        let mut buffer = AlignedBuffer::zeroed(sum.len());
+        for column in (0..layout.places.len()).filter(|column| !left_out.contains(column)) {
+            self.read_column_at(layout, column, row, &mut buffer)?;
+            add(sum, &buffer);
+        }
+        Ok(())
+    }
+
+    /// What one column, or copy, has from `row` on.
+    pub(super) fn read_column_at(&self, layout: &Layout, column: usize, row: u32, into: &mut [u8]) -> Result<()> {
+        self.read_present(layout.place_in(column, row).ok_or_else(nowhere)?, into)
     }
 
     /// The rows of the blocks of a run, as numbers that no two rows share; None where there is no parity.
@@ -342,7 +344,7 @@ fn free_stripe(group: &Group, from: u32) -> Option<u32> {
 }
 
 /// Adds (exclusive or) `bytes` to `sum`.
-pub(super) fn add(sum: &mut [u8], bytes: &[u8]) {
+fn add(sum: &mut [u8], bytes: &[u8]) {
     for (sum, byte) in sum.iter_mut().zip(bytes) {
         *sum ^= byte;
     }
@@ -374,19 +376,15 @@ fn columns_of<'a>(
 ) {
     let rows = &stripe.rows;
     let column = rows.count as usize * BLOCK;
-    let mut slices = stripe.slices.iter().copied();
-    let mut rest: &[u8] = &[];
+    let data = rows.blocks as usize * BLOCK;
     for cell in 0..layout.data_columns() {
-        let mut parts = Vec::new();
-        let mut missing = column;
-        while missing > 0 {
-            if rest.is_empty() {
-                rest = slices.next().unwrap_or(&ZEROS);
-            }
-            let (now, later) = rest.split_at(rest.len().min(missing));
-            parts.push(now);
-            missing -= now.len();
-            rest = later;
+        let begin = cell as usize * column;
+        let mut parts = carve(&stripe.slices, begin, begin + column);
+        let mut padding = (begin + column).saturating_sub(data.max(begin));
+        while padding > 0 {
+            let zeros = ZEROS.get(..padding).unwrap_or(&ZEROS);
+            parts.push(zeros);
+            padding -= zeros.len();
         }
         if let Some(place) = layout.data_place(layout.block(rows.first, cell)) {
             writes.push(DeviceWrite { place, slices: parts, bytes: column as u64, stripes: vec![number] });

@@ -1,13 +1,14 @@
 //! Reads and writes of logical blocks: from an address to devices and offsets, and the flush of what was written.
 
 use super::copies::Places;
-use super::groups::Space;
-use super::layout::{Layout, Piece};
+use super::groups::{Device, Space};
+use super::layout::Layout;
 use super::moving::Moving;
 use super::pace::Direction;
 use crate::error::{Error, Result};
 use crate::lock::assert_may_wait;
 use crate::units::{BLOCK, BLOCK_SIZE, BlockAddress};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Where a block lies, for messages.
@@ -44,7 +45,7 @@ impl Space {
     }
 
     /// The layout of the group of a run, and where in it the run begins.
-    pub(super) fn layout_at(&self, block: BlockAddress, bytes: usize) -> Result<(Layout, u32)> {
+    pub(super) fn layout_at(&self, block: BlockAddress, bytes: usize) -> Result<(Arc<Layout>, u32)> {
         let mut state = self.state.lock();
         let (group, in_group) = state.group_mut(block.0, self.blocks_per_group)?;
         if u64::from(in_group) + bytes as u64 / BLOCK_SIZE > u64::from(group.layout.blocks()) {
@@ -64,73 +65,68 @@ impl Space {
                 return self.read_striped(&layout, in_group, into);
             }
             let places = Places::of(&layout, in_group)?;
-            let present = places.iter().find(|place| self.device(place.device).is_ok_and(|device| !device.is_set_aside()));
-            let Some(place) = present.or(places.first()) else {
-                return Err(Error::corrupt(format!("block {block} lies nowhere")));
+            let mut present = places.iter().filter_map(|place| Some((self.present(place.device).ok()?, place.offset)));
+            let (device, offset) = match (present.next(), places.first()) {
+                (Some(found), _) => found,
+                (None, Some(first)) => (self.device(first.device)?, first.offset),
+                (None, None) => return Err(Error::corrupt(format!("block {block} lies nowhere"))),
             };
-            self.read_place(*place, into)
+            read_device(&device, offset, into)
         })
+    }
+
+    /// The device, if it is not set aside.
+    pub(super) fn present(&self, id: u32) -> Result<Arc<Device>> {
+        let device = self.device(id)?;
+        if device.is_set_aside() { Err(Error::SetAside { device: id }) } else { Ok(device) }
     }
 
     /// Reads a device that is not set aside.
     pub(super) fn read_present(&self, place: Place, into: &mut [u8]) -> Result<()> {
-        let device = self.device(place.device)?;
-        if device.is_set_aside() {
-            return Err(Error::SetAside { device: place.device });
-        }
-        device.disk.read_at(place.offset, into)
-    }
-
-    fn read_place(&self, place: Place, into: &mut [&mut [u8]]) -> Result<()> {
-        let device = self.device(place.device)?;
-        match into {
-            [one] => device.disk.read_at(place.offset, one),
-            many => device.disk.read_vectored_at(place.offset, many),
-        }
+        self.present(place.device)?.disk.read_at(place.offset, into)
     }
 
     fn read_striped(&self, layout: &Layout, block: u32, into: &mut [&mut [u8]]) -> Result<()> {
+        let blocks = into.iter().map(|slice| (slice.len() / BLOCK) as u32).sum();
         let mut slices = into.iter_mut();
         let mut rest: &mut [u8] = &mut [];
-        let count = |bytes: usize| (bytes / BLOCK) as u32;
-        for piece in layout.pieces(block, total_blocks(&slices)) {
-            let mut done = 0;
-            let mut targets: Vec<(Piece, &mut [u8])> = Vec::new();
-            while done < piece.count {
+        for piece in layout.pieces(block, blocks) {
+            let mut missing = piece.count as usize * BLOCK;
+            let mut targets: Vec<&mut [u8]> = Vec::new();
+            while missing > 0 {
                 if rest.is_empty() {
                     rest = slices.next().map(|slice| &mut **slice).unwrap_or_default();
                 }
-                let bytes = rest.len().min((piece.count - done) as usize * BLOCK);
+                let bytes = rest.len().min(missing);
                 if bytes == 0 {
                     return Err(Error::corrupt("a read of a part of a block"));
                 }
                 let (now, later) = std::mem::take(&mut rest).split_at_mut(bytes);
-                let part = Piece { block: piece.block + done, count: count(now.len()) };
-                done += part.count;
+                missing -= bytes;
                 rest = later;
-                targets.push((part, now));
+                targets.push(now);
             }
-            self.read_piece(layout, piece, targets)?;
+            self.read_piece(layout, piece.block, &mut targets)?;
         }
         Ok(())
     }
 
-    fn read_piece(&self, layout: &Layout, piece: Piece, mut targets: Vec<(Piece, &mut [u8])>) -> Result<()> {
-        let place = layout.data_place(piece.block).ok_or_else(|| Error::corrupt("a group without places"))?;
+    /// Slices that lie behind each other on one device from `block` on; with parity they are computed when they cannot be read.
+    fn read_piece(&self, layout: &Layout, mut block: u32, targets: &mut [&mut [u8]]) -> Result<()> {
+        let place = layout.data_place(block).ok_or_else(nowhere)?;
         let device = self.device(place.device)?;
-        let mut result = Err(Error::SetAside { device: place.device });
-        if !device.is_set_aside() {
-            let mut into: Vec<&mut [u8]> = targets.iter_mut().map(|(_, target)| &mut **target).collect();
-            result = self.read_place(place, &mut into);
+        let result = match device.is_set_aside() {
+            true => Err(Error::SetAside { device: place.device }),
+            false => read_device(&device, place.offset, targets),
+        };
+        if result.is_ok() || !layout.has_parity() {
+            return result;
         }
-        if result.is_err() && layout.has_parity() {
-            for (part, target) in &mut targets {
-                target.fill(0);
-                self.rebuild(layout, part.block, target)?;
-            }
-            return Ok(());
+        for target in targets {
+            self.compute(layout, block, target)?;
+            block += (target.len() / BLOCK) as u32;
         }
-        result
+        Ok(())
     }
 
     /// Writes the slices one behind the other from `block` on (whole blocks, one group without parity), to every copy. After an error
@@ -160,26 +156,12 @@ impl Space {
 
     fn write_striped(&self, moving: Option<&Moving>, layout: &Layout, block: u32, slices: &[&[u8]]) -> Result<()> {
         let blocks: usize = slices.iter().map(|slice| slice.len() / BLOCK).sum();
-        let mut rest_of = slices.iter();
-        let mut rest: &[u8] = &[];
+        let mut at = 0;
         for piece in layout.pieces(block, blocks as u32) {
-            let mut parts = Vec::new();
-            let mut missing = piece.count as usize * BLOCK;
-            let bytes = missing;
-            while missing > 0 {
-                if rest.is_empty() {
-                    rest = rest_of.next().copied().unwrap_or_default();
-                }
-                let (now, later) = rest.split_at(rest.len().min(missing));
-                if now.is_empty() {
-                    return Err(Error::corrupt("a write of a part of a block"));
-                }
-                missing -= now.len();
-                rest = later;
-                parts.push(now);
-            }
-            let place = layout.data_place(piece.block).ok_or_else(|| Error::corrupt("a group without places"))?;
-            self.write_place(moving, place, &parts, bytes)?;
+            let bytes = piece.count as usize * BLOCK;
+            let place = layout.data_place(piece.block).ok_or_else(nowhere)?;
+            self.write_place(moving, place, &carve(slices, at, at + bytes), bytes)?;
+            at += bytes;
         }
         Ok(())
     }
@@ -191,10 +173,7 @@ impl Space {
     }
 
     fn write_device(&self, place: Place, slices: &[&[u8]], bytes: usize) -> Result<()> {
-        let device = self.device(place.device)?;
-        if device.is_set_aside() {
-            return Err(Error::SetAside { device: place.device });
-        }
+        let device = self.present(place.device)?;
         let result = self.pace.timed(Direction::Write, bytes, || match slices {
             [one] => device.disk.write_at(place.offset, one),
             many => device.disk.write_vectored_at(place.offset, many),
@@ -230,8 +209,31 @@ impl Space {
     }
 }
 
-fn total_blocks(slices: &std::slice::IterMut<'_, &mut [u8]>) -> u32 {
-    slices.as_slice().iter().map(|slice| (slice.len() / BLOCK) as u32).sum()
+fn read_device(device: &Device, offset: u64, into: &mut [&mut [u8]]) -> Result<()> {
+    match into {
+        [one] => device.disk.read_at(offset, one),
+        many => device.disk.read_vectored_at(offset, many),
+    }
+}
+
+pub(super) fn nowhere() -> Error {
+    Error::corrupt("a group without places")
+}
+
+/// The bytes `start..end` of the slices taken as one.
+pub fn carve<'a>(slices: &[&'a [u8]], start: usize, end: usize) -> Vec<&'a [u8]> {
+    let mut carved = Vec::new();
+    let mut at = 0;
+    for slice in slices {
+        let (from, to) = (start.clamp(at, at + slice.len()) - at, end.clamp(at, at + slice.len()) - at);
+        if let Some(part) = slice.get(from..to)
+            && !part.is_empty()
+        {
+            carved.push(part);
+        }
+        at += slice.len();
+    }
+    carved
 }
 
 #[cfg(test)]
@@ -242,7 +244,7 @@ mod tests {
     use crate::disk::over::OverDisk;
     use crate::meta::records::{GroupRecord, PROFILE_SINGLE};
     use crate::space::Plan;
-    use std::sync::{Arc, Barrier};
+    use std::sync::Barrier;
 
     /// A device whose writes meet the test in their middle.
     #[derive(Debug)]

@@ -127,12 +127,7 @@ fn choose_striped_group_bytes(wanted: Option<u64>, device_bytes: u64, stripes: S
     let parity = u32::from(stripes.profile == PROFILE_RAID5);
     let columns = u64::from(stripes.columns - parity);
     let least = (columns * u64::from(stripes.unit_blocks) * BLOCK_SIZE).next_power_of_two().max(GROUP_BYTES_MIN);
-    let mut bytes = wanted.unwrap_or(GROUP_BYTES_MAX).max(least);
-    if wanted.is_none() {
-        while bytes > least && room / (bytes / columns) < GROUPS_WANTED {
-            bytes /= 2;
-        }
-    }
+    let bytes = wanted.map_or_else(|| largest_group_bytes(room, columns, least), |wanted| wanted.max(least));
     if room < bytes / columns {
         let unit = show_size(u64::from(stripes.unit_blocks) * BLOCK_SIZE);
         return Err(Error::usage(format!("a device of {device_bytes} bytes has no room for stripes in units of {unit}")));
@@ -149,17 +144,20 @@ fn choose_group_bytes(wanted: Option<u64>, device_bytes: u64, copies: u64) -> Re
     {
         return Err(Error::usage(format!("a group of {bytes} bytes: use a power of two from 1 MiB to 256 MiB")));
     }
-    let bytes = wanted.unwrap_or_else(|| {
-        let mut bytes = GROUP_BYTES_MAX;
-        while bytes > GROUP_BYTES_MIN && room / bytes < GROUPS_WANTED {
-            bytes /= 2;
-        }
-        bytes
-    });
+    let bytes = wanted.unwrap_or_else(|| largest_group_bytes(room, 1, GROUP_BYTES_MIN));
     if room < bytes {
         return Err(Error::usage(format!("a device of {device_bytes} bytes has no room for a group of {bytes} bytes")));
     }
     Ok(bytes)
+}
+
+/// As large as `GROUPS_WANTED` of them allow on a device that holds a part of each, one of so many; at least `least`.
+fn largest_group_bytes(room: u64, parts: u64, least: u64) -> u64 {
+    let mut bytes = GROUP_BYTES_MAX.max(least);
+    while bytes > least && room / (bytes / parts) < GROUPS_WANTED {
+        bytes /= 2;
+    }
+    bytes
 }
 
 #[cfg(test)]

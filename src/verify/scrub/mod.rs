@@ -20,7 +20,8 @@ use crate::error::Result;
 use crate::meta::Metadata;
 use crate::meta::records;
 use crate::meta::schema::{self, Key, Parsed};
-use crate::meta::scrub_records::{DamagedBlockRecord, DamagedValueRecord, ScrubPhase, ScrubRecord, ScrubState};
+use crate::meta::scrub_records::{DamagedBlockRecord, DamagedValueRecord, ScrubPhase, ScrubRecord};
+use crate::meta::work_state::WorkState;
 use crate::stats::Stats;
 use crate::units::BlockAddress;
 
@@ -128,7 +129,7 @@ fn look_at_data(record: &mut ScrubRecord, around: &Surroundings<'_>, effort: Eff
     match next {
         Some(next) => record.cursor = schema::extent(BlockAddress(next)),
         None => {
-            record.state = ScrubState::Finished;
+            record.state = WorkState::Finished;
             record.ended = around.now;
             record.cursor = Key::new();
         }
